@@ -43,7 +43,7 @@ from skksivi.score._target import TargetOrScore, on_device, resolve_score, unwra
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
 from skksivi.targets._large_data import large_data
-from skksivi.training._hooks import PILOT_PARTS, Callbacks, StageReport
+from skksivi.training._hooks import PILOT_PARTS, Callbacks, LongWait, StageReport
 from skksivi.training._run import Fit, Run, explained, logged, ordinary_mode
 
 with keeping_random():
@@ -139,12 +139,13 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
         device = resolve_device(self.device)
         seed = make_seed(_of_replicate(score_fn, self.random_state))
         callbacks = self._set_up_callbacks(est, score_fn, n_features)
+        wait = LongWait(score_fn)
         with ordinary_mode(device), logged(self.verbose):
             near, dtype = est._points_near_target(), DTYPES[self.dtype]
             probed = resolve_score(score_fn, n_features, dtype=dtype, device=device, near=near, warns=False)
             run, tally = Run(seed, device, probed.tally), probed.tally
             with _told_of_end(self, tally):
-                tally.limit = est._max_score_calls()
+                tally.limit, tally.listener = est._max_score_calls(), wait
                 with explained(probed):
                     check_proper(probed.double)
                     target = large_data(probed, near) if est._expands else probed

@@ -155,7 +155,7 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
         raise _refusal(estimator)
     content = codec.pack(estimator, KINDS)
     _estimator(content)  # it can be read
-    codec.write(Path(os.path.realpath(path)), content)
+    codec.write(Path(path), content)
 
 
 def _refusal(value: object) -> TypeError:

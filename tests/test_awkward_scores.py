@@ -606,6 +606,7 @@ REFUSALS = {
     "numpy's matrix": refusing(np.linalg.LinAlgError("not positive definite")),
     "range": refusing(ValueError("out of range")),
     "overflow": refusing(OverflowError("math range error")),
+    "solver": refusing(RuntimeError("Failed to converge after 50 iterations")),
     "density": Refusing(),
     "product": RefusingProduct(),
 }
@@ -652,10 +653,28 @@ def test_an_error_that_comes_everywhere_ends_the_fit():
         KSIVIApproximator(random_state=0).fit(score_fn, n_features=2)
 
 
-@pytest.mark.parametrize("error", [RuntimeError, OSError])
+@pytest.mark.parametrize("error", [OSError, NotImplementedError, RecursionError, torch.OutOfMemoryError])
 def test_errors_of_other_kinds_end_the_fit(error):
     with pytest.raises(error, match="elsewhere"):
         KSIVIApproximator(random_state=0).fit(refusing(error("elsewhere")), n_features=2)
+
+
+FAULTS = {
+    "shape": lambda x: -x @ torch.ones(x.shape[1] + 1, 2).to(x),
+    "rows": lambda x: -x + x.sum(1).expand(3, -1).mean(0),
+    "type": lambda x: -x @ torch.eye(x.shape[1], dtype=torch.float16),
+    "in place": lambda x: x.detach().requires_grad_().add_(1),
+    "anything": raising(RuntimeError("everywhere")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_fault_of_the_function_is_no_matter_of_the_points(fault):
+    """It comes at any points from one call on, as after an update of the data; torch raises RuntimeError too."""
+    score_fn = Misbehaving(fault, 30)
+    with pytest.raises(RuntimeError):
+        KSIVIApproximator(random_state=0).fit(score_fn, n_features=2)
+    assert score_fn.n_calls < 40
 
 
 def test_a_density_that_works_in_double_precision_alone_is_fitted():

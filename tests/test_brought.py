@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import plain_targets
@@ -28,7 +29,16 @@ from skksivi.pilot._newton import check_mode, laplace
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.score._errors import BudgetError, DivergedError
 from skksivi.score._improper import check_proper
-from skksivi.targets import constrained, from_log_prob, from_numpyro, from_pymc
+from skksivi.targets import (
+    BayesianLogisticRegression,
+    Minibatches,
+    constrained,
+    from_log_prob,
+    from_numpyro,
+    from_pymc,
+)
+from skksivi.training import _hooks
+from skksivi.training._hooks import LongWait
 from skksivi.training._run import explained
 
 #: Members of each kind; `benchmarks/faults.py` has more.
@@ -214,6 +224,120 @@ def test_a_fit_that_comes_to_no_end_returns_the_best():
     with pytest.warns(ConvergenceWarning, match="were spent before the training began"):
         q.fit(score_fn, n_features=3)
     assert np.isfinite(q.sample(100)).all()
+
+
+# Noise and jumps
+
+
+def noisy(seed, size):
+    """A normal score of arrays with noise of a size in its standard deviations, its mean and standard deviations."""
+    rng = np.random.RandomState(seed)
+    d = rng.randint(1, 5)
+    root = rng.normal(size=(d, d)) + 2 * np.eye(d)
+    P, mean = np.linalg.inv(root @ root.T), 3 * rng.normal(size=d)
+    sd = np.sqrt(np.diag(root @ root.T))
+
+    def pseudo_random(X):
+        v = 4e4 * np.sin(1e5 * X @ rng_ways)
+        return 2 * (v - np.floor(v)) - 1
+
+    def log_p(X):
+        return -((X - mean) @ P * (X - mean)).sum(1) / 2 + size * 1e-5 * pseudo_random(X)[:, 0]
+
+    rng_ways = rng.normal(size=(d, d))
+    steps = 1e-5 * np.diag(sd)
+    kinds = [
+        lambda X: (mean - X) @ P + size * pseudo_random(X) / sd,
+        lambda X: (mean - X) @ P + size * np.sin(1e6 * X) / sd,  # each coordinate's own
+        lambda X: np.round((mean - X) @ P * sd / size) * size / sd,
+        lambda X: np.stack([(log_p(X + h) - log_p(X - h)) / 2 / h.sum() for h in steps], 1),
+    ]
+    return kinds[seed % 4], mean, sd
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 8))])
+def test_noise_that_does_not_matter_is_not_told(seed):
+    score_fn, mean, sd = noisy(seed, 10 ** np.random.RandomState(seed).uniform(-6, -2.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        q = KSIVIApproximator(random_state=0).fit(score_fn, n_features=len(mean))
+    X = q.sample(20_000)
+    assert np.abs((X.mean(0) - mean) / sd).max() < 0.05
+    assert np.abs(np.log(X.std(0) / sd)).max() < 0.05
+    assert q.n_score_calls_ < 20_000
+
+
+@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1))])
+def test_noise_that_matters_is_told_before_long_chains(seed):
+    score_fn, mean, _ = noisy(seed, 1.0)
+    q = KSIVIApproximator(random_state=0)
+    (words,) = words_of(lambda: q.fit(score_fn, n_features=len(mean)))
+    assert "The noise of the score is" in words
+    assert q.n_score_calls_ < 50_000
+
+
+def jumping(seed):
+    """A log-density that jumps, its number of features, and the coordinate and place of the jump."""
+    rng = np.random.RandomState(seed)
+    d, size, at = rng.randint(1, 6), rng.choice([-1, 1]) * 10 ** rng.uniform(-0.3, 0.8), rng.uniform(-1, 1)
+    j, scale = rng.randint(d), 10 ** rng.uniform(-2, 2)
+
+    def log_prob(x):
+        y = x / scale
+        smooth = -y.square().sum(1) / 2 if seed % 2 else (-y - 2 * nn.functional.softplus(-y)).sum(1)
+        return smooth + size * (y[:, j] > at)
+
+    return log_prob, d, j, at * scale
+
+
+@pytest.mark.parametrize("seed", [2, 5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 3, 4, 6, 7))])
+def test_a_jump_is_told_with_its_place(seed):
+    log_prob, d, j, at = jumping(seed)
+    q = KSIVIApproximator(random_state=0)
+    (words,) = words_of(lambda: q.fit(from_log_prob(log_prob, d)))
+    found = re.match(r"log p jumps by .* near `x\[(\d)\]` = ([-+.e\d]+), which its gradient does not show", words)
+    assert int(found[1]) == j
+    np.testing.assert_allclose(float(found[2]), at, rtol=2e-3)
+    assert q.n_score_calls_ < 60_000
+
+
+# Silence
+
+
+def test_a_long_wait_is_told_once(caplog):
+    now = [0.0]
+    wait = LongWait(SimpleNamespace(n_rows=1_000_000), clock=lambda: now[0])
+    wait.begin("short chains", 0, 100)
+    for seconds, so_far in ((9, 150), (11, 0), (12, 200), (100, 300)):
+        now[0] = seconds
+        wait.hear(so_far)
+    (line,) = caplog.messages
+    for words in ("12 s so far", "short chains", "200 points", "0.06 s each", "600 s in all", "1,000,000 rows"):
+        assert words in line
+
+
+def rows_target():
+    X = np.random.RandomState(0).normal(size=(500, 2))
+    return BayesianLogisticRegression(X, X[:, 0] > 0.1)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (rows_target(), "500 rows of the target skksivi.targets.Minibatches"),
+        (
+            from_log_prob(lambda x: -x.square().sum(1), 2),
+            "If the score sums over many rows of data",
+        ),
+        (Minibatches(rows_target(), batch_size=100), "s in all."),
+    ],
+)
+def test_a_fit_that_takes_long_names_minibatches(target, words, caplog, monkeypatch):
+    monkeypatch.setattr(_hooks, "SECONDS_BETWEEN", -1.0)
+    Laplace().fit(target)
+    (line,) = (message for message in caplog.messages if "so far" in message)
+    assert words in line
+    assert ("Minibatches" in line) == ("Minibatches" in words or "sums" in words)
 
 
 # Densities of infinite mass

@@ -295,15 +295,16 @@ def write(path: Path, content: bytes) -> None:
     OSError
         It names the file, not the one that is written first.
     """
-    aside = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    file_at = Path(os.path.realpath(path))  # a link stays one
+    aside = file_at.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with open(aside, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        if path.exists():
-            shutil.copymode(path, aside)
-        os.replace(aside, path)
+        if file_at.exists():
+            shutil.copymode(file_at, aside)
+        os.replace(aside, file_at)
     except OSError as error:
         if error.errno is None:
             raise OSError(f"{str(path)!r} cannot be written: {error}") from None

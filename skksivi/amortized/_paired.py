@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skksivi.amortized._contexts import Rows, ScoreOfPairs, given, parts, repeated, take, tiled
 from skksivi.score._probe import choose_product, probe
-from skksivi.score._rejected import REJECTIONS, first_points, in_parts
+from skksivi.score._rejected import POSSIBLE, REJECTIONS, first_points, in_parts
 from skksivi.score._score import Score, ScoreFunction, autograd_pullback, central_difference
 from skksivi.score._tally import Tally
 
@@ -80,16 +80,16 @@ class PairedScore:
 
             try:
                 return whole(x)
-            except REJECTIONS:
+            except POSSIBLE:
                 return torch.cat(in_parts(at, torch.arange(len(x)), nothing, self.tally, self._again))
 
         return function
 
-    def _again(self) -> None:
-        """Raise RuntimeError if the function no longer works where it was called first."""
+    def _again(self, n: int) -> None:
+        """Raise RuntimeError if the function no longer works where it was called first, with n rows."""
         like = torch.empty(0, self.n_features, dtype=torch.float64, device=self.template.device)
         try:
-            self.template.score_fn(first_points(2, like))
+            self.template.score_fn(first_points(2, like).repeat(-(-n // 2), 1)[:n])
         except REJECTIONS as error:
             raise RuntimeError(f"`score_fn` raises at every pair: {type(error).__name__}: {error}") from error
 

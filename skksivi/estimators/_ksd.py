@@ -36,7 +36,7 @@ from skksivi.estimators._verdict import (
     trained_fit,
     watch_of,
 )
-from skksivi.families._samplers import InU
+from skksivi.families._samplers import InU, Layer
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, MixingLike
 from skksivi.parameters import (
@@ -183,6 +183,8 @@ class SteinTrained(Trained, Generic[F]):
         if self.train is False or run.tally.is_spent:
             return False
         is_asked = self.train is True or not self._is_at_pilot(start)
+        if run.tally.fault is not None and isinstance(found.sampler, Layer) and not is_asked:
+            return False
         return is_asked or not is_good(found, start.whitening, chains_of(self.whiten))
 
     def _train(self, target: Score, start: Start[F], saved: NoCheckpoint, before: Fit, run: Run) -> Fit:

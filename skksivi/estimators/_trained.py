@@ -198,7 +198,9 @@ class Trained(Whitened):
         """
         if isinstance(fit.ended_by, FloatingPointError):
             raise _explained(fit.ended_by, score_fn, fit.sampler.sample(N_EXPLAINED, generator)) from fit.ended_by
-        if fit.ended_by is None and score_fn.tally.is_spent:
+        if fit.ended_by is None and score_fn.tally.fault is not None:
+            warn_caller(score_fn.tally.fault, ConvergenceWarning)
+        elif fit.ended_by is None and score_fn.tally.is_spent:
             warn_caller(str(fit.remark), ConvergenceWarning)
         elif fit.ended_by is None:
             _warn(fit, score_fn, fit.sampler.sample(N_JUDGED, generator).double(), self._max_score_calls())

@@ -18,6 +18,7 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes
 from skksivi.mixing import GaussianMixtureDraws
+from skksivi.pilot._faults import LEAST_JUMP, look_for_jump
 from skksivi.pilot._mixture import Components, covariance_root, fitted_mixture, score_matched
 from skksivi.pilot._points import GOOD_ENOUGH, Grade, PilotPoints, Verdict, judge_weights, limit_of_divergence
 from skksivi.score._errors import BudgetError
@@ -186,6 +187,7 @@ def refined_pilot(
         verdict = judge_weights(divergence, by.se, pilot.x.shape[1], i + 1)
         reason = verdict.reason
         if verdict.converged and i + 1 - n_far >= plan.least_rounds:
+            score_u.tally.has_suspect |= score_u.log_prob is not None and _contradicts_scores(drawn)
             if plan.moves:
                 u, s = (torch.cat(parts) for parts in zip(*((a.points, a.scores) for a in drawn), strict=True))
                 mixture = shifted_mixture(score_matched(mixture, u, s, generator), by)
@@ -193,6 +195,12 @@ def refined_pilot(
             return pilot_with(torch.cat([pilot.x, more]), by)._replace(verdict=verdict, mixture=mixture)
         mixture = mixture if plan.keeps and near.holds else None
     return pilot._replace(verdict=Verdict(Grade.ROUGH, reason))
+
+
+def _contradicts_scores(drawn: list[PartedDraws]) -> bool:
+    """Tell whether the scores of draws from a target, whose mean is zero, are off by many standard errors."""
+    means = torch.cat([draws.s for draws in drawn]).mean(0)
+    return bool((means.mean(0).abs() > 4 * means.std(0) / math.sqrt(len(means))).any())
 
 
 def shifted_mixture(mixture: Components, by: TargetMoments) -> Components:
@@ -213,8 +221,10 @@ def without_wrong_density(score_fn: Score, mode: Affine) -> Score:
         differences = log_p[1:] - log_p[:1]
         if not differences.isfinite().any():  # nothing contradicts the density, but it is of no use
             return replace(score_fn, log_prob=None)
-        error = (differences - integrals).abs().where(differences.isfinite(), torch.nan).nanmedian()
-        if not error > 0.2 * integrals.abs().nanmedian():
+        error = (differences - integrals).abs().where(differences.isfinite(), torch.nan)
+        if (error > LEAST_JUMP).any():
+            look_for_jump(score_fn, mode.unwhiten(torch.cat([start[:1], u])))
+        if score_fn.tally.fault is not None or not error.nanmedian() > 0.2 * integrals.abs().nanmedian():
             return score_fn
     warn_caller(
         "`log_prob` of the target contradicts its `score_fn`, which is not its gradient, or has another shape than "

@@ -144,12 +144,12 @@ def check_stages(names: Sequence[object]) -> None:
 
 def explored(known: Known) -> Found:
     """Return mean and covariance of the points of the stages, and the points; the curvature if features are many."""
-    known.score, effort = known.score.double, known.settings.effort
+    known.score = known.score.double
     known.warps &= known.n_features <= MOST_FEATURES
     try:
         if known.n_features <= MOST_EXPLORED:
             try:
-                run_stages(QUICK[:-1] if effort == "low" else QUICK, known)
+                run_stages(QUICK, known)
             except DIVERGED:
                 known.points = None
         if known.n_features <= MAX_FEATURES and not _suffices(known):
@@ -163,7 +163,7 @@ def explored(known: Known) -> Found:
 
 def _suffices(known: Known) -> bool:
     """Tell whether long chains would be no better."""
-    points, effort = known.points, known.settings.effort
+    points, effort = known.points, known.effort
     if points is None or known.score.tally.is_spent:
         return points is not None
     if effort == "low":

@@ -14,11 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._marginals import fitted_marginals
 from skksivi.coordinates._whitening import LAPLACE, Attempt
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble
+from skksivi.pilot._faults import fault_of_noise, look_for_jump
 from skksivi.pilot._importance import PartedDraws, pilot_of_mixture, standard_pilot, without_wrong_density
 from skksivi.pilot._mixture import MOST_FEATURES, gaussian_of, matched
 from skksivi.pilot._mode_weights import Weighing, pilot_of_several, pooled, with_mode_weights
@@ -29,7 +30,7 @@ from skksivi.pilot._profile import out_of_spike
 from skksivi.pilot._warped import around_start, by_scales, warped
 from skksivi.score._errors import DIVERGED, DivergedError
 from skksivi.score._improper import ImproperError, has_power_tails
-from skksivi.score._probe import doubt_of_sign
+from skksivi.score._probe import doubt_of_sign, steadied
 from skksivi.score._score import Score
 
 LOGGER = logging.getLogger("skksivi")
@@ -131,9 +132,14 @@ class Known:
         """Return what is known before any search from other starts (k, d)."""
         return Known(self.score, starts, alone, self.settings, self.generator, self.warps)
 
+    @property
+    def effort(self) -> str:
+        """The effort, which is low where more would not make up for a fault of the target."""
+        return "low" if self.score.tally.fault else self.settings.effort
+
     def within_effort(self, n_trajectories: tuple[int, ...]) -> tuple[int, ...]:
         """Return the numbers of trajectories that the effort allows."""
-        return n_trajectories[:2] if self.settings.effort == "low" else n_trajectories
+        return n_trajectories[:2] if self.effort == "low" else n_trajectories
 
     def add(self, points: PilotPoints) -> None:
         """Take note of points that were found, unless better ones are known, or why there are none."""
@@ -185,6 +191,9 @@ def run_stages(stages: tuple[PilotStage, ...], known: Known) -> None:
                 known.add(points)
                 verdict = str(points.judged())
                 if points.converged:
+                    if tally.has_suspect:
+                        x = points.x[:: max(1, len(points.x) // 32)]
+                        look_for_jump(known.score, x if points.warp is None else points.warp.unwarp(x)[0])
                     return
         finally:
             inner, spent = known.attempts[n_attempts:], time.monotonic() - began
@@ -209,6 +218,10 @@ class Newton:
             modes = find_modes(score, starts, known.generator)
         else:
             modes = ModeMaps([dense_mode(score, starts[0], known.generator)], starts.new_ones(1))
+        if score.is_rough:
+            known.score = score = steadied(score, modes.maps[0].m[None])
+            modes = find_modes(score, torch.stack([a.m for a in modes.maps]), known.generator)
+            score.tally.found(fault_of_noise(score, modes.maps[0]))
         check_mode(score, starts[0], modes.maps[0])
         known.modes = modes
         yield standard_pilot(modes.maps[0].m, N_OF_GAUSSIAN).unwhitened(modes.maps[0])
@@ -347,6 +360,8 @@ class ShortChains:
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         metric, has_many = known.chains.metric, known.n_features >= MANY_FEATURES
+        u = standard_normal(32, metric.m, torch.Generator(metric.m.device).manual_seed(0))
+        look_for_jump(known.score, metric.unwhiten(torch.cat([u[:1] * 0, 1.5 * u])))
         most, was_far = FAR_OF_MANY if has_many else FAR, False
         n_first = N_CHAINS * TRAJECTORIES[0]
         warps = known.warps and not known.has_power_tails
@@ -386,7 +401,7 @@ class MoreTrajectories:
     name: str = "more trajectories"
 
     def applies(self, known: Known) -> bool:
-        return known.has_one_mode and known.n_features >= MANY_FEATURES
+        return known.has_one_mode and known.n_features >= MANY_FEATURES and known.effort != "low"
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         return known.chains.by_stages(MORE_TRAJECTORIES)

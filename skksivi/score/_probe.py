@@ -375,6 +375,7 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
         return _restricted(lambda x, v: central_difference(score, x, v, step), points, V).mT
 
     M, tolerance = differences(score.step), TOLERANCES[_precision(score)]
+    doubtful = _is_doubtful(score, points, V, M, tolerance)
     own = score.score_vjp if products == "auto" else None
     score = replace(score, score_vjp=own, by_differences=products == "finite-difference")
     automatic = M
@@ -382,10 +383,14 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
         _check_own(score, own, x)
     if not score.by_differences:
         automatic = _restricted(lambda x, v: _by_graph_or_own(score, x, v), points, V)
-    lost = M.isfinite() & ~automatic.isfinite()
-    noise = torch.zeros_like(M)
-    if lost.any() or _disagreement(automatic, M, noise) > tolerance or _disagreement(M, M.mT, noise) > ASYMMETRY:
-        noise = torch.maximum(_rounding(score, points, V), (M - differences(score.step / 4)).abs())
+    lost, noise = M.isfinite() & ~automatic.isfinite(), torch.zeros_like(M)
+    differs = _disagreement(automatic, M, noise) > tolerance or _disagreement(M, M.mT, noise) > ASYMMETRY
+    if doubtful or differs or lost.any():
+        rounding, finer = _rounding(score, points, V), differences(score.step / 4)
+        noise = torch.maximum(rounding, (M - finer).abs())
+        if doubtful or (differs and _disagreement(finer, M, rounding) > tolerance):
+            step, M, noise = _steadier(differences, score.step, M, finer, noise)
+            score = replace(score, step=step, is_rough=True)
     error = _disagreement(automatic, M, noise)
     if own is not None and error > tolerance:
         raise ValueError(
@@ -408,6 +413,61 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
     return score, _disagreement(M, M.mT, noise + noise.mT)
 
 
+def _is_doubtful(score: Score, x: Tensor, V: Tensor, M: Tensor, tolerance: float) -> bool:
+    """Tell whether differences M (n, k, k) of a score without a graph may be those of noise.
+
+    Noise need not make them asymmetric, since it may be each coordinate's own: a difference along the sum of all
+    directions contradicts them. Those of rounded numbers are zero.
+    """
+    if not isinstance(score.score_fn, BlackBox):
+        return False
+    if (M.diagonal(dim1=1, dim2=2) == 0).any():
+        return True
+    together = (central_difference(score, x[:1], V.sum(0, keepdim=True), score.step / 4) @ V.mT)[0]
+    gap = (together - M[0].sum(0)).abs() - tolerance * M[0].abs().sum(0)
+    return bool((gap > 0).any() and (gap > 10 * _rounding(score, x[:1], V)[0].sum(0)).any())
+
+
+def steadied(score: Score, x: Tensor) -> Score:
+    """Return a score with the step of differences that suits its noise at points x (n, d)."""
+    V, step = _directions(score), STEPS[_precision(score)]
+
+    def differences(step: float) -> Tensor:
+        return _restricted(lambda x, v: central_difference(score, x, v, step), x, V).mT
+
+    M, finer = differences(step), differences(step / 4)
+    return replace(score, step=_steadier(differences, step, M, finer, torch.zeros_like(M))[0])
+
+
+def _steadier(
+    differences: Callable[[float], Tensor], step: float, M: Tensor, finer: Tensor, noise: Tensor
+) -> tuple[float, Tensor, Tensor]:
+    """Return the step whose differences (n, k, k) agree best with those of a tenth of it, with them and their error.
+
+    It is the given one, unless others agree much better than its own differences M with finer ones.
+
+    The noise of a score, as a solver or differences of its own leave it, falls with the step; what a kink does to
+    them, or a wrong score, does not. Differences of zero are those of rounded numbers.
+
+    References
+    ----------
+    Moré, J. and Wild, S. (2012). Estimating derivatives of noisy simulations. ACM Transactions on Mathematical
+    Software 38(3).
+    """
+
+    def gap(A: Tensor, B: Tensor) -> float:
+        is_whole = bool(B.isfinite().all() and (B.diagonal(dim1=1, dim2=2) != 0).all())
+        return _disagreement(A, B, torch.zeros_like(B)) if is_whole else 1.0
+
+    found, least, before = (step, M, noise), gap(finer, M) / 10, M
+    for wider in (10.0**k * step for k in range(1, 6)):
+        after = differences(wider)
+        if (now := gap(before, after)) < least:
+            found, least = (wider, after, (after - before).abs()), now
+        before = after
+    return found
+
+
 def _rounding(score: Score, x: Tensor, V: Tensor) -> Tensor:
     """Return the rounding errors of differences of the score at x (n, d), along V and projected on V: (n, k, k).
 
@@ -419,7 +479,7 @@ def _rounding(score: Score, x: Tensor, V: Tensor) -> Tensor:
 
 
 def _precision(score: Score) -> torch.dtype:
-    return torch.float64 if score.step == STEPS[torch.float64] else torch.float32
+    return torch.float64 if score.step == STEPS[torch.float64] or score.is_rough else torch.float32
 
 
 def _by_graph_or_own(score: Score, x: Tensor, v: Tensor) -> Tensor:

@@ -130,6 +130,8 @@ class Score:
         Maps (n, d) points to their scores and the vector-Jacobian product there.
     by_differences : bool
         Whether products with the Jacobian are central differences of the score.
+    is_rough : bool
+        Whether differences of two steps disagree at trial points, by noise or a kink.
     minibatch : callable or None
         Draws, by a generator, the score estimated from a minibatch of the data.
     rewind : callable or None
@@ -165,6 +167,7 @@ class Score:
     step: float
     score_vjp: ScoreWithProduct | None = None
     by_differences: bool = False
+    is_rough: bool = False
     minibatch: Callable[[torch.Generator], Score] | None = None
     rewind: Callable[[int], None] | None = None
     log_prob: Callable[[Tensor], Tensor] | None = None

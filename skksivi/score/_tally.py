@@ -57,12 +57,16 @@ class Tally:
     """Counts of score calls: points at which it was evaluated, and products with its Jacobian.
 
     A product by finite differences counts as two evaluations, a product by automatic differentiation as a product.
+    A `fault` of the target that a fit has come upon is told in the place of what follows from it; it `has_suspect`
+    where log p and scores do not agree.
     """
 
     n_values: int = 0
     n_products: int = 0
     n_mended: int = 0
     n_rejected: int = 0
+    fault: str | None = field(default=None, compare=False, repr=False)
+    has_suspect: bool = field(default=False, compare=False, repr=False)
     limit: int | None = field(default=None, compare=False, repr=False)
     spent: int = field(default=0, compare=False, repr=False)  # the limit that has been reached
     listener: Listener | None = field(default=None, compare=False, repr=False)
@@ -88,6 +92,12 @@ class Tally:
         self.n_products += products
         if self.listener is not None:
             self.listener.hear(self.total)
+
+    def found(self, fault: str | None) -> None:
+        """Keep the first fault; a search that knows of one may take few more calls."""
+        if fault is not None and self.fault is None:
+            self.fault = fault
+            self.limit = None if self.limit is None else min(self.limit, self.total + 20_000)
 
     @contextmanager
     def at_most(self, n: int) -> Iterator[None]:

@@ -133,7 +133,7 @@ def large_data(score: Score, near: ArrayLike | None = None) -> Score:
     if parts is None or d > MAX_FEATURES:
         return score
     X = np.zeros((1, d)) if near is None else np.atleast_2d(np.asarray(near, dtype=np.float64))
-    before, exact = double.tally.total, replace(double, tally=Tally())
+    before, exact = double.tally.total, replace(double, tally=Tally(listener=double.tally.listener))
     starts = as_tensor(X, dtype=torch.float64, device=score.device)
     expansion = _expansion(exact, parts, starts, alone=near is not None) if X.shape == (1, d) else None
     if expansion is None:

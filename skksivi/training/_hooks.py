@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from skksivi.score._target import is_divided
 from skksivi.training._loop import CHECK_EVERY, Progress
 
 if TYPE_CHECKING:
@@ -91,6 +92,51 @@ class Callbacks:
 
     def end(self) -> None:
         self.context.call_on_fit_task_end(**self.shown)
+
+
+@dataclass(eq=False)
+class LongWait:
+    """Says once in a fit, after ten seconds, what it does and how long it may take.
+
+    It warns by the logger, which prints that where nobody has configured logging; else the line is information.
+
+    Parameters
+    ----------
+    target : Target or callable
+        As it is given to `fit`.
+    clock : callable, default=time.monotonic
+        Returns seconds.
+    """
+
+    target: object
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.began, self.stage, self.is_told = self.clock(), "checks", False
+
+    def begin(self, stage: str, n_calls: int, so_far: int) -> None:
+        """Keep the name of the stage."""
+        self.stage = stage
+
+    def hear(self, so_far: int) -> None:
+        """Say the line if it is time."""
+        if not self.is_told and (seconds := self.clock() - self.began) > SECONDS_BETWEEN and so_far:
+            self.is_told = True
+            LOGGER.log(logging.INFO if LOGGER.hasHandlers() else logging.WARNING, "%s", self.line(so_far, seconds))
+
+    def line(self, so_far: int, seconds: float) -> str:
+        """Return what is said after so many calls and seconds."""
+        usual = 10 ** max(4, len(str(so_far)))  # most fits take less than 10,000 calls, or else less than 100,000
+        n_rows, advice = getattr(self.target, "n_rows", None), ""
+        if n_rows is None:
+            advice = " If the score sums over many rows of data, skksivi.targets.from_rows and Minibatches take some."
+        elif not is_divided(self.target):
+            advice = f" Of the {n_rows:,} rows of the target skksivi.targets.Minibatches takes some at a time."
+        return (
+            f"The fit has taken {seconds:.0f} s so far and is at: {self.stage or 'fit'}. The score was evaluated at "
+            f"{so_far:,} points, {seconds / so_far:.2g} s each. Most fits take up to {usual:,}, which would be "
+            f"{seconds * usual / so_far:,.0f} s in all.{advice}"
+        )
 
 
 @dataclass(kw_only=True, eq=False)

@@ -131,7 +131,8 @@ def find_whitening(
     known = Known(score_fn, starts, alone, settings, generator, warps)
     with score_fn.tally.at_most(MOST_TIMES * max(settings.budget, LEAST_CALLS)):
         whitening, pilot = rule(known)
-    return replace(whitening, n_score_calls=score_fn.tally.total - before, attempts=known.attempts), pilot
+    n_calls, by_score = score_fn.tally.total - before, known.score.log_prob is None and score_fn.log_prob is not None
+    return replace(whitening, n_score_calls=n_calls, attempts=known.attempts, by_score=by_score), pilot
 
 
 def check_stages(names: Sequence[object]) -> None:

@@ -195,6 +195,12 @@ class Score:
         double = None if self.in_double is None else self.in_double.on_all_data()
         return replace(self, minibatch=None, parts=None, in_double=double)
 
+    def by_score_alone(self) -> Score:
+        """Return the same score without its density."""
+        return replace(
+            self, log_prob=None, in_double=None if self.in_double is None else self.double.by_score_alone()
+        )
+
     def sketch(self) -> Score:
         """Return a cheap score of the same form: the score given a few of many observations."""
         return self if self.parts is None or self.parts.n_rows <= N_SKETCHED else self.parts.of(N_SKETCHED)

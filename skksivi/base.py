@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -150,6 +151,9 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 fit = run.result(partial(est._fit, target), target.advice)
             learn(self, fit, run)
             tally.listener = None
+            if probed.doubt is not None and probed.doubt.ends is not None:
+                x = fit.sampler.sample(N_COMPARED, make_generator(seed, device))
+                probed = probed if probed.doubt.concerns(x.double()) else replace(probed, doubt=None)
             try:
                 with explained(probed):
                     run.finish(fit.ended_by is None and not tally.is_spent)
@@ -163,7 +167,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         if fit.ended_by is not None:
             raise fit.ended_by
         if probed.doubt is not None:
-            warn_caller(probed.doubt)
+            warn_caller(probed.doubt.words)
         callbacks.end()
         return self
 

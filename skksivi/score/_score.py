@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skksivi.score._errors import Doubt
 from skksivi.score._rejected import in_parts
 from skksivi.score._tally import Tally
 
@@ -150,8 +151,8 @@ class Score:
         Names of the coordinates, if the target has them.
     rank : int or None
         The target's, see `skksivi.targets.Target`.
-    doubt : str or None
-        What seems wrong with the domain of the target, for the user; it explains a fit that fails.
+    doubt : Doubt or None
+        What seems wrong with the domain of the target; it explains a fit that fails.
     advice : str
         How to compute the target more accurately, if it is computed in single precision.
     tally : Tally
@@ -175,7 +176,7 @@ class Score:
     mode: Tensor | None = None
     names: tuple[str, ...] = ()
     rank: int | None = None
-    doubt: str | None = None
+    doubt: Doubt | None = None
     advice: str = ""
     tally: Tally = field(default_factory=Tally, compare=False)
 

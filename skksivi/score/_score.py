@@ -185,6 +185,11 @@ class Score:
         """The same score computed in float64."""
         return self.in_double or self
 
+    @property
+    def type_computed(self) -> torch.dtype:
+        """The type in which it is computed at float64 points, which `score_fn` need not take."""
+        return torch.float64 if self.double.step == STEPS[torch.float64] else torch.float32
+
     def label(self, i: int) -> str:
         """Return the name of a coordinate for messages."""
         return f"`{self.names[i]}`" if self.names else f"`x[{i}]`"

@@ -118,7 +118,8 @@ def resolve_score(
 
     def of_target(score: Score) -> Score:
         found = _of_target(score, in_types[score.dtype])
-        return replace(found, names=names if len(names) == d else (), rank=getattr(score_fn, "rank", None))
+        found = replace(found, names=names if len(names) == d else (), rank=getattr(score_fn, "rank", None))
+        return replace(found, advice=getattr(score_fn, "advice", ""))
 
     double = None if score.in_double is None else of_target(score.in_double)
     score = replace(of_target(score), in_double=double, replicate=getattr(score_fn, "replicate", ()))
@@ -127,7 +128,7 @@ def resolve_score(
         doubt = Doubt(words)
     if warns and doubt is not None:
         warn_caller(doubt.words)
-    return replace(score, doubt=doubt, advice=getattr(score_fn, "advice", ""))
+    return replace(score, doubt=doubt)
 
 
 def _sketched(target: TargetOrScore) -> TargetOrScore:

@@ -29,7 +29,7 @@ from skksivi.pilot._newton import check_mode, laplace
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.score._errors import BudgetError, DivergedError
 from skksivi.score._improper import check_proper
-from skksivi.targets import constrained, from_log_prob, from_numpyro, from_pymc
+from skksivi.targets import constrained, from_log_prob, from_numpyro, from_pymc, from_score_fn
 from skksivi.training._run import explained
 
 #: Members of each kind; `benchmarks/faults.py` has more.
@@ -244,6 +244,26 @@ def test_a_bound_is_near_the_mass(end, is_told):
     words = words_of(lambda: Laplace(init=[-1.0, -1.0], random_state=0).fit(from_log_prob(log_prob, 2)))
     assert any("seems bounded" in word for word in words) == is_told
     assert len(words) == is_told, words
+
+
+# Units
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_units_need_not_be_alike(seed):
+    """Of a score of arrays, from the origin where the target is normal; else from a point near it."""
+    rng = np.random.RandomState(seed)
+    d, is_normal = rng.randint(1, 4), seed % 2
+    sd = 10 ** rng.uniform(-13, 10, d)
+    mean, P = rng.normal(0, 5, d) * sd, np.linalg.inv(np.full((d, d), 0.5) + 0.5 * np.eye(d))
+    q = KSIVIApproximator(init=None if is_normal else mean, random_state=0)
+    z = lambda X: (X - mean) / sd  # noqa: E731
+    target = from_score_fn(lambda X: -(z(X) @ P if is_normal else np.sinh(z(X))) / sd, d)
+    assert words_of(lambda: q.fit(target)) == []
+    exact = 1.0 if is_normal else 0.8455  # the standard deviation of exp(-cosh z)
+    Z = z(q.sample(20_000).astype(float))
+    np.testing.assert_allclose(Z.std(0), exact, rtol=0.05)
+    np.testing.assert_allclose(Z.mean(0), 0, atol=0.05)
 
 
 # Budgets

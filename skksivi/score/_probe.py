@@ -268,14 +268,21 @@ def resolve(
     x = trial_points(double, near)
     _check_rows(double, x)
     double, asymmetry = choose_product(double, products, x)
-    _check_repeatable(double, x)
+    size = _repeated(double, x).abs().median(0).values
+    if size.amax() > 1e12 * size.amin() > 0:  # scales that no search in units of one tells from zero
+        double = replace(double, units=_units(double, x[0]))
     if dtype == torch.float64:
         score = double
     else:
         own = None if double.score_vjp is None else score.score_vjp
         double.tally.add(values=score.tally.n_values)
         score = replace(
-            score, score_vjp=own, by_differences=double.by_differences, in_double=double, tally=double.tally
+            score,
+            score_vjp=own,
+            by_differences=double.by_differences,
+            units=double.units,
+            in_double=double,
+            tally=double.tally,
         )
     if asymmetry > ASYMMETRY:
         warn_caller(
@@ -295,8 +302,9 @@ def doubt_of_sign(score: Score) -> str | None:
     )
 
 
-def _check_repeatable(score: Score, x: Tensor) -> None:
-    """Warn of a score that gives other values when evaluated again at x; refuse it if it needs finite differences.
+def _repeated(score: Score, x: Tensor) -> Tensor:
+    """Return the score at x, with a warning if it has other values when evaluated again; refuse that if it needs
+    finite differences.
 
     Raises
     ------
@@ -304,7 +312,7 @@ def _check_repeatable(score: Score, x: Tensor) -> None:
     """
     first, second = score(x), score(x)
     if (first - second).abs().max() <= 1e-3 * first.abs().max():
-        return
+        return first
     message = (
         "`score_fn` returns different values when it is called again with the same points, so that the fit will be "
         "biased. If it draws a minibatch of the data, let `skksivi.targets.Minibatches` draw it; else fix its seed."
@@ -312,6 +320,7 @@ def _check_repeatable(score: Score, x: Tensor) -> None:
     if score.by_differences:
         raise ValueError(message)
     warn_caller(message)
+    return first
 
 
 def _check_rows(score: Score, x: Tensor) -> None:
@@ -351,9 +360,12 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
     V, points = _directions(score), x[:N_JACOBIANS]
 
     def differences(step: float) -> Tensor:
-        return _restricted(lambda x, v: central_difference(score, x, v, step), points, V).mT
+        return _restricted(lambda x, v: central_difference(score, x, v, step, score.units), points, V).mT
 
     M, tolerance = differences(score.step), TOLERANCES[_precision(score)]
+    if not M.isfinite().any(0).any(0).all():  # along one direction a step is too far at all points
+        score = replace(score, units=_units(score, points[0]))
+        M = differences(score.step)
     noise, automatic = torch.zeros_like(M), M
     own = score.score_vjp if products == "auto" else None
     score = replace(score, score_vjp=own, by_differences=products == "finite-difference")
@@ -379,6 +391,17 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
         _check_product(score, own, x)
         score = replace(score, by_differences=False)
     return score, _disagreement(M, M.mT, noise + noise.mT)
+
+
+def _units(score: Score, x: Tensor) -> Tensor:
+    """Return the distances (d,) from x (d,) along each coordinate over which log p changes by about one more than the
+    score there tells, one where there are none.
+    """
+    h = 10 ** torch.arange(-18, 19, dtype=x.dtype, device=x.device)
+    ends = x + h[:, None, None] * torch.eye(len(x)).to(x)
+    changes = (score(ends.flatten(0, 1)).view(ends.shape) - score(x[None])).diagonal(dim1=1, dim2=2).abs()
+    away = (h[:, None] * changes).log().abs().nan_to_num(math.inf)
+    return h[away.argmin(0)].where(away.amin(0) < math.inf, 1.0)
 
 
 def _rounding(score: Score, x: Tensor, V: Tensor) -> Tensor:
@@ -444,8 +467,8 @@ def trial_points(score: Score, near: Tensor | None = None) -> Tensor:
             raise ValueError(COUPLED)
         raise ValueError(
             f"`score_fn` is not finite at any of {len(x)} trial points at distances of 0.01 to 100 from the origin; "
-            "check it, shift the parameters or transform them as skksivi.targets.constrained does, or set `init` to "
-            "a point where it is finite."
+            "set `init` to a point where it is finite, check it, shift and rescale the parameters so that they are "
+            "of order one, or transform them as skksivi.targets.constrained does."
         )
     return x[finite][:N_TRIALS]
 

@@ -131,6 +131,8 @@ class Score:
         Maps (n, d) points to their scores and the vector-Jacobian product there.
     by_differences : bool
         Whether products with the Jacobian are central differences of the score.
+    units : Tensor of shape (d,) or None
+        The scales of the coordinates in these, where differences in units of one are not finite.
     minibatch : callable or None
         Draws, by a generator, the score estimated from a minibatch of the data.
     rewind : callable or None
@@ -166,6 +168,7 @@ class Score:
     step: float
     score_vjp: ScoreWithProduct | None = None
     by_differences: bool = False
+    units: Tensor | None = None
     minibatch: Callable[[torch.Generator], Score] | None = None
     rewind: Callable[[int], None] | None = None
     log_prob: Callable[[Tensor], Tensor] | None = None
@@ -251,7 +254,8 @@ class Score:
         double = self.double
 
         def differences(v: Tensor, rows: Tensor) -> Tensor:
-            return central_difference(double, x[rows].to(double.dtype), v[rows].to(double.dtype), double.step)
+            ends = x[rows].to(double.dtype), v[rows].to(double.dtype)
+            return central_difference(double, *ends, double.step, double.units)
 
         return lambda v: self.tally.mended(pull(v), partial(differences, v))
 
@@ -281,7 +285,7 @@ class Score:
     def product(self, x: Tensor, v: Tensor) -> Tensor:
         """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
         if self.by_differences:
-            return central_difference(self, x.to(self.dtype), v.to(self.dtype), self.step).to(v)
+            return central_difference(self, x.to(self.dtype), v.to(self.dtype), self.step, self.units).to(v)
         pull = self.differentiated(x)[1]
         return self._mended(pull, x)(v)
 
@@ -315,17 +319,21 @@ def _nothing(x: Tensor) -> tuple[Tensor, ScoreFunction]:
     return s, lambda v: s.to(v)
 
 
-def central_difference(score_fn: ScoreFunction, x: Tensor, v: Tensor, step: float) -> Tensor:
+def central_difference(
+    score_fn: ScoreFunction, x: Tensor, v: Tensor, step: float, units: Tensor | None = None
+) -> Tensor:
     r"""Return J v, which is J^T v for a gradient, from one batch of both ends.
 
     .. math:: J v \approx \|v\|_\infty \frac{s(x + h w) - s(x - h w)}{2 h}, \quad w = v / \|v\|_\infty, \quad
         h = \text{step} \, (1 + \max_i |w_i x_i|).
 
     The divisor is the largest entry because the squares in other norms of small float32 numbers underflow to zero.
+    Given units (d,), v and x are in these; a step is then no larger than the rounding of x asks for.
     """
-    size = v.abs().amax(-1, keepdim=True)
+    scale, slack = (1.0, 1.0) if units is None else (units.to(x), 1e-4)
+    size = (v / scale).abs().amax(-1, keepdim=True)
     w = v / size.where(size > 0, 1)
-    h = step * (1 + (w * x).abs().amax(-1, keepdim=True))
+    h = step * (1 + slack * (w * x / scale**2).abs().amax(-1, keepdim=True))
     ahead, behind = score_fn(torch.cat([x + h * w, x - h * w])).detach().chunk(2)
     return (ahead - behind) / (2 * h) * size
 

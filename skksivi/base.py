@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -154,6 +155,9 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
                     fit = run.result(partial(est._fit, target), target.advice)
                 learn(self, fit, run)
                 tally.listener = None
+                if probed.doubt is not None and probed.doubt.ends is not None:
+                    x = fit.sampler.sample(N_COMPARED, make_generator(seed, device))
+                    probed = probed if probed.doubt.concerns(x.double()) else replace(probed, doubt=None)
                 try:
                     with explained(probed):
                         run.finish(fit.ended_by is None and not tally.is_spent)
@@ -167,7 +171,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
                 if fit.ended_by is not None:
                     raise fit.ended_by
         if probed.doubt is not None:
-            warn_caller(probed.doubt)
+            warn_caller(probed.doubt.words)
         callbacks.end()
         return self
 

@@ -13,7 +13,7 @@ import numpy as np
 import plain_targets
 import pytest
 import torch
-from plain_targets import generator, normal
+from plain_targets import as_score, generator, normal
 from scipy.special import i0e, i1e, ive
 from sklearn.exceptions import ConvergenceWarning
 from torch import nn
@@ -22,6 +22,7 @@ from skksivi import KSIVIApproximator, save
 from skksivi.baselines import Laplace
 from skksivi.bridges._angles import on_one_period
 from skksivi.bridges._foreign import BlackBoxTarget
+from skksivi.coordinates._lines import checked_density
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import revive
 from skksivi.pilot._modes import check_aperiodic, find_modes, search_around
@@ -36,6 +37,7 @@ from skksivi.targets import (
     from_log_prob,
     from_numpyro,
     from_pymc,
+    from_score_fn,
 )
 from skksivi.training import _hooks
 from skksivi.training._hooks import LongWait
@@ -98,6 +100,56 @@ def test_a_density_of_single_precision_is_fitted():
     covariance = torch.linalg.inv(A.mT @ A + torch.eye(d) / 4)
     off = (q.sample(20_000).mean(0) - (covariance @ A.mT @ y).numpy()) / covariance.diagonal().sqrt().numpy()
     assert np.abs(off).max() < 0.05
+
+
+# A density and its score
+
+
+def both(single, d):
+    """The score and the density of normals at 5 of a few scales, computed in single precision, and points between."""
+    sd = 10 ** torch.linspace(-8, 0, d, dtype=torch.float64)
+    u = normal(8, d)
+    log_prob = lambda x: (1e3 - ((x.to(single) - 5) / sd.to(single)).square().sum(1) / 2).double()  # noqa: E731
+    score = replace(as_score(lambda x: ((5 - x.to(single)) / sd.to(single) ** 2).double(), log_prob, d), step=3e-3)
+    return score, torch.full((1, d), 5.0, dtype=torch.float64), 5 + sd * u
+
+
+@pytest.mark.parametrize("d", [1, 3, 9])
+def test_a_density_is_not_wrong_where_rounding_hides_it(d):
+    score, a, b = both(torch.float32, d)
+    assert words_of(lambda: checked_density(score, a, b)) == []
+    assert checked_density(score, a, b) is score
+
+
+@pytest.mark.parametrize("d", [1, 3, 30])
+@pytest.mark.parametrize("factor", [0.5, 2.0, -1.0])
+def test_a_wrong_factor_names_its_coordinate(d, factor):
+    scales = torch.ones(d, dtype=torch.float64).index_fill(0, torch.tensor(d // 2), factor)
+    named = replace(
+        as_score(lambda x: -x.sinh() * scales, lambda x: -x.cosh().sum(1), d), names=tuple(f"b{i}" for i in range(d))
+    )
+    words = words_of(lambda: checked_density(named, normal(1, d), normal(8, d, seed=1)))
+    assert len(words) == 1, words
+    assert f"{factor:g} times the slope of log p" in words[0]
+    assert re.findall(r"`(b\d+)`", words[0]) == ([f"b{d // 2}"] if d > 1 else [])
+
+
+@pytest.mark.slow
+def test_a_centred_hierarchy_of_single_precision_is_fitted():
+    y, s = torch.tensor([28.0, 8, -3, 7, -1, 1, 18, 12]), torch.tensor([15.0, 10, 16, 11, 9, 11, 10, 18])
+
+    def log_prob(x):
+        mu, log_tau, theta = x[:, 0], x[:, 1], x[:, 2:]
+        z = (theta - mu[:, None]) / log_tau.exp()[:, None]
+        prior = -mu.square() / 50 - (1 + (log_tau.exp() / 5).square()).log() + log_tau
+        return prior - 8 * log_tau - z.square().sum(1) / 2 - ((y - theta) / s).square().sum(1) / 2
+
+    def single(x):
+        return log_prob(x.float()).to(x)
+
+    q = KSIVIApproximator(random_state=0)
+    assert words_of(lambda: q.fit(from_log_prob(single, 10))) == []
+    np.testing.assert_allclose(q.sample(20_000).mean(0)[:2], [4.4, 0.8], atol=0.3)
 
 
 def test_inference_tensors_are_told_by_their_name():
@@ -192,6 +244,37 @@ def test_bounds_are_told_once_and_nothing_else_is(seed, cls, margin):
     assert supports["x0"] == "real"
     assert supports["x1"][0] == "interval"
     np.testing.assert_allclose(supports["x1"][1:], [low, low + width], atol=1e-5)
+
+
+@pytest.mark.parametrize(("end", "is_told"), [(2.9, False), (-0.97, True)], ids=["overflow", "bound"])
+def test_a_bound_is_near_the_mass(end, is_told):
+    def log_prob(x):
+        log_p = -5 * (((x + 1) / 0.03).square().sum(1) / 9).log1p()
+        return torch.where((x < end).all(1), log_p, torch.nan)
+
+    words = words_of(lambda: Laplace(init=[-1.0, -1.0], random_state=0).fit(from_log_prob(log_prob, 2)))
+    assert any("seems bounded" in word for word in words) == is_told
+    assert len(words) == is_told, words
+
+
+# Units
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_units_need_not_be_alike(seed):
+    """Of a score of arrays, from the origin where the target is normal; else from a point near it."""
+    rng = np.random.RandomState(seed)
+    d, is_normal = rng.randint(1, 4), seed % 2
+    sd = 10 ** rng.uniform(-13, 10, d)
+    mean, P = rng.normal(0, 5, d) * sd, np.linalg.inv(np.full((d, d), 0.5) + 0.5 * np.eye(d))
+    q = KSIVIApproximator(init=None if is_normal else mean, random_state=0)
+    z = lambda X: (X - mean) / sd  # noqa: E731
+    target = from_score_fn(lambda X: -(z(X) @ P if is_normal else np.sinh(z(X))) / sd, d)
+    assert words_of(lambda: q.fit(target)) == []
+    exact = 1.0 if is_normal else 0.8455  # the standard deviation of exp(-cosh z)
+    Z = z(q.sample(20_000).astype(float))
+    np.testing.assert_allclose(Z.std(0), exact, rtol=0.05)
+    np.testing.assert_allclose(Z.mean(0), 0, atol=0.05)
 
 
 # Budgets

@@ -53,6 +53,7 @@ class Curved(ABC):
             score_fn=score_fn,
             score_vjp=None,
             by_differences=True,
+            units=None,
             log_prob=None if double.log_prob is None else partial(log_density, double.log_prob),
             in_double=None,
             minibatch=None,

@@ -3,12 +3,14 @@ r"""Integrals of the score along lines, which are differences of log p."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.score._score import ScoreFunction
+from skksivi._utils.warnings import warn_caller
+from skksivi.score._score import STEPS, Score, ScoreFunction
 
 #: Where a panel is split, how often at most, and the most panels that a line may have open at once.
 SPLIT, MAX_SPLITS, MAX_PANELS = 0.4, 40, 200
@@ -132,3 +134,79 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
     total[row] = torch.nan
     total[(size > 1e8) & (total.abs() < size / 2)] = torch.nan  # after so deep a valley only rounding is left
     return total.view(b.shape[:-1])
+
+
+# Whether a density rises and falls as its score says
+
+
+def checked_density(score_fn: Score, a: Tensor, b: Tensor, jumps: Callable[[Tensor], bool] | None = None) -> Score:
+    """Return a score without its density if that is unknown at points b (n, d) or, with a warning, if its differences
+    from points a (n, d) or (1, d) are not the integrals of the score, unless `jumps` tells that it jumps between points.
+    """
+    if score_fn.log_prob is None:
+        return score_fn
+    log_p, n = score_fn.log_prob(torch.cat([a, b])).detach(), len(a) + len(b)
+    if log_p.shape == (n,):
+        differences = log_p[len(a) :] - log_p[: len(a)]
+        if not differences.isfinite().any():  # nothing contradicts it, but it is of no use
+            return score_fn.by_score_alone()
+        fault = _contradiction(score_fn, a.expand_as(b), b, log_p, jumps)
+    else:
+        fault = f"it returned shape {tuple(log_p.shape)} at {n} points, expected {(n,)}"
+    if fault is None:
+        return score_fn
+    warn_caller(
+        f"`log_prob` of the target contradicts its `score_fn`, which is not its gradient: {fault}. The fit goes by "
+        "the score alone. Correct one of them, or set log_prob = None in a target with another score."
+    )
+    return score_fn.by_score_alone()
+
+
+def _epsilon(score_fn: Score, log_p: Tensor) -> float:
+    """Return the relative rounding of log p (n,) in the type in which its values show that it is computed."""
+    is_single = score_fn.step == STEPS[torch.float32] or log_p.equal(log_p.float().to(log_p))
+    return torch.finfo(torch.float32 if is_single else torch.float64).eps
+
+
+def _contradiction(
+    score_fn: Score, a: Tensor, b: Tensor, log_p: Tensor, jumps: Callable[[Tensor], bool] | None
+) -> str | None:
+    """Say where log p, given at a and then at points b (n, d), does not differ by the integrals of the score."""
+    s_a, s_1, s_2, s_b = score_fn(torch.cat([a, *lobatto_nodes(a, b), b])).detach().chunk(4)
+    differences = log_p[-len(b) :] - log_p[: -len(b)]
+    size = log_p.abs() + torch.cat([(a * s_a).abs().sum(1)[: len(log_p) - len(b)], (b * s_b).abs().sum(1)])
+    rounding = 8 * _epsilon(score_fn, log_p) * size.nan_to_num(0, 0, 0).amax()  # of log p, and of the points
+
+    integrals = lobatto(s_a, s_1, s_2, s_b, b - a)
+    most = (0.2 * integrals.abs().nanmedian().nan_to_num(0)).clamp(1e-3, 0.1) + rounding
+    gaps = (differences - integrals).abs().nan_to_num(0, 0)
+    if jumps is not None and (gaps > 0.1 + rounding).any() and jumps(torch.cat([a[:1], b])):
+        return None
+    for i in gaps.argsort(descending=True)[: min(3, len(b))]:  # one line may be hard for any rule
+        if gaps[i] <= most or not (differences[i] - log_ratio(score_fn, a[i], b[i])).abs() > most:
+            return None
+    steps = s_b.square().nanmean(0).rsqrt().minimum((b - a).abs().amax(0))
+    return _in_coordinates(score_fn, b[:4], steps) or "differences of log p are not its integrals"
+
+
+def _in_coordinates(score_fn: Score, x: Tensor, steps: Tensor) -> str | None:
+    """Say in which coordinates log p, over steps (d,) from points x (n, d), does not differ by the integrals of the
+    score, and by what factor, if that is the same everywhere.
+    """
+    (n, d), log_prob = x.shape, score_fn.log_prob
+    if d > 1000 or log_prob is None:
+        return None
+    start = x.repeat_interleave(d, 0)
+    end = start + steps.diag().repeat(n, 1)
+    s_a, s_1, s_2, s_b = (score_fn(at).detach() for at in (start, *lobatto_nodes(start, end), end))
+    integrals = lobatto(s_a, s_1, s_2, s_b, end - start)
+    ratios = (integrals / (log_prob(end) - log_prob(start)).detach()).view(n, d)
+    factors = ratios.nanmedian(0).values
+    is_clean = ((ratios - factors).abs() <= 0.02 * factors.abs()).all(0)
+    if is_clean.all() and (factors - factors[0]).abs().amax() <= 0.02 * factors[0].abs():
+        return f"the score is {factors[0]:.3g} times the slope of log p"
+    words = [
+        (f"{factors[j]:.3g} times" if is_clean[j] else "not") + f" the slope of log p in {score_fn.label(j)}"
+        for j in (~((factors - 1).abs() <= 0.1)).nonzero()[:, 0].tolist()
+    ]
+    return f"the score is {', '.join(words[:3])}{', ...' if len(words) > 3 else ''}" if words else None

@@ -75,6 +75,8 @@ class Whitening(Coordinates):
         What has found the map and, with a pilot, its points.
     attempts : list of Attempt
         The stages of whiten="auto", in the order in which they ran.
+    by_score : bool
+        Whether log p of the target contradicts its score, or is unknown near the mode, and is not used.
     """
 
     modes: np.ndarray
@@ -88,6 +90,7 @@ class Whitening(Coordinates):
     ascents: np.ndarray | None = None
     found_by: str = LAPLACE
     attempts: Sequence[Attempt] = ()
+    by_score: bool = False
 
     @property
     def error(self) -> float:

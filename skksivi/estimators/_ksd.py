@@ -160,6 +160,7 @@ class SteinTrained(Trained, Generic[F]):
         with saved_fit(self, score_fn, run.generator, self._points_near_target()) as saved:
             run.finish = saved.finish
             start = saved.start or self._start(score_fn, target, run.generator)
+            target = target.by_score_alone() if start.whitening.by_score else target
             found = run.keep(start.fit(self._sampler_of(target, start)))
             compares = self._compares(start, run)
             if compares:

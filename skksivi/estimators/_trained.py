@@ -236,9 +236,9 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor, most: int | None) -> None:
         )
     elif isinstance(whitening, Whitening) and not whitening.converged:
         message = (
-            "The chains that explore the target have not converged, so the fit may be inaccurate: raise the "
-            "`effort` or the `budget` of whiten=Pilot(...), start near a mode by `init`, or reparametrise the model "
-            "to avoid funnels and spikes."
+            "The chains that explore the target have not converged, so the fit may be inaccurate: "
+            f"{_first_remedy(whitening, score_fn)}raise the `effort` or the `budget` of whiten=Pilot(...), start "
+            "near a mode by `init`, or reparametrise the model to avoid funnels and spikes."
         )
     elif fit.remark is not None:
         message = fit.remark
@@ -254,6 +254,20 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor, most: int | None) -> None:
         message = _of_difference(fit.sampler, score_fn, most) or message
     if message is not None:
         warn_caller(message, ConvergenceWarning)
+
+
+def _first_remedy(whitening: Whitening, score_fn: Score) -> str:
+    """Return what comes before the usual advice: other units, or a finer type."""
+    if (sd := whitening.sd) is not None and sd.max() > 1e7 * sd.min():
+        small, large = int(sd.argmin()), int(sd.argmax())
+        return (
+            f"its units differ too much, with standard deviations of about {sd[small]:.1g} in "
+            f"{score_fn.label(small)} and {sd[large]:.1g} in {score_fn.label(large)}. Set `init` to a point near the "
+            "mode, or rescale the parameters to deviations near one. If neither helps, "
+        )
+    if score_fn.type_computed == torch.float32:
+        return f"{score_fn.advice or 'the target is computed in float32; compute it in float64'}. Otherwise "
+    return ""
 
 
 def _todo(whitening: object) -> str:

@@ -51,10 +51,13 @@ def fault_of_noise(score: Score, mode: Affine) -> str | None:
     )
 
 
-def look_for_jump(score: Score, x: Tensor) -> None:
-    """Note on the tally of a score where log p jumps between the first of some points (n, d) and another."""
+def look_for_jump(score: Score, x: Tensor) -> bool:
+    """Note on the tally of a score where log p jumps between the first of some points (n, d) and another, if it does;
+    tell whether a fault is noted.
+    """
     if score.tally.fault is None:
         score.tally.found(fault_of_jump(score, x))
+    return score.tally.fault is not None
 
 
 def fault_of_jump(score: Score, x: Tensor) -> str | None:

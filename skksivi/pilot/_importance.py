@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +14,10 @@ from torch import Tensor
 from skksivi._utils.arrays import as_array, as_tensor
 from skksivi._utils.control_variates import controlled, second_order, stein_features
 from skksivi._utils.psis import pareto_smoothed
-from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, standard_normal
-from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes
+from skksivi.coordinates._lines import checked_density, kronrod, lobatto, lobatto_nodes
 from skksivi.mixing import GaussianMixtureDraws
-from skksivi.pilot._faults import LEAST_JUMP, look_for_jump
+from skksivi.pilot._faults import look_for_jump
 from skksivi.pilot._mixture import Components, covariance_root, fitted_mixture, score_matched
 from skksivi.pilot._points import GOOD_ENOUGH, Grade, PilotPoints, Verdict, judge_weights, limit_of_divergence
 from skksivi.score._errors import BudgetError
@@ -210,28 +209,9 @@ def shifted_mixture(mixture: Components, by: TargetMoments) -> Components:
 
 def without_wrong_density(score_fn: Score, mode: Affine) -> Score:
     """Return a score without its density, with a warning, if its differences near a mode are not the integrals."""
-    if score_fn.log_prob is None:
-        return score_fn
     u = standard_normal(8, mode.m, torch.Generator(mode.m.device).manual_seed(0))
-    start = torch.zeros_like(u)
-    score_u, log_p = mode.pull_back(score_fn), score_fn.log_prob(mode.unwhiten(torch.cat([start[:1], u]))).detach()
-    if log_p.shape == (len(u) + 1,):
-        s_0, s_1, s_2, s_u = score_u(torch.cat([start, *lobatto_nodes(start, u), u])).detach().chunk(4)
-        integrals = lobatto(s_0, s_1, s_2, s_u, u)
-        differences = log_p[1:] - log_p[:1]
-        if not differences.isfinite().any():  # nothing contradicts the density, but it is of no use
-            return replace(score_fn, log_prob=None)
-        error = (differences - integrals).abs().where(differences.isfinite(), torch.nan)
-        if (error > LEAST_JUMP).any():
-            look_for_jump(score_fn, mode.unwhiten(torch.cat([start[:1], u])))
-        if score_fn.tally.fault is not None or not error.nanmedian() > 0.2 * integrals.abs().nanmedian():
-            return score_fn
-    warn_caller(
-        "`log_prob` of the target contradicts its `score_fn`, which is not its gradient, or has another shape than "
-        "(n,); the fit goes by the score alone. Correct one of them, or set log_prob = None in a target with another "
-        "score."
-    )
-    return replace(score_fn, log_prob=None)
+    jumps = partial(look_for_jump, score_fn)
+    return checked_density(score_fn, mode.m[None], mode.unwhiten(u), jumps)
 
 
 def _points_of(mixture: Components, n: int) -> Tensor:

@@ -15,14 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._lines import kronrod, log_ratio
+from skksivi.coordinates._lines import checked_density, kronrod, log_ratio
 from skksivi.pilot._importance import PartedDraws, Plan, Refit, Wider, fitted, pilot_of_mixture, refined_pilot
 from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of
 from skksivi.pilot._modes import ModeMaps
 from skksivi.pilot._points import PilotPoints
-from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
+from skksivi.score._score import Score, ScoreFunction
 
 #: Points of the proposal for a mass, and of that and of the mode for a pilot.
 N_IMPORTANCE, N_QUICK = 2000, 400
@@ -106,35 +105,15 @@ class Mass(NamedTuple):
         return self.share >= MIN_SHARE and abs(self.gap) <= MAX_GAP
 
 
-def log_densities(score_fn: DifferentiableScore, cells: Cells) -> Callable[[Tensor, int], Tensor]:
+def log_densities(score_fn: Score, cells: Cells) -> Callable[[Tensor, int], Tensor]:
     """Return log p at points (n, d) of a cell, up to a constant of all cells: the target's own, or by lines."""
-    own = score_fn.log_prob
-    if own is not None and _agrees(own, score_fn, cells):
+    for a in cells.maps:
+        score_fn = checked_density(score_fn, a.m[None], a.unwhiten(torch.eye(len(a.m)).to(a.m)[:8]))
+    if (own := score_fn.log_prob) is not None:
         return lambda x, _: own(x)
     centres = torch.stack([a.m for a in cells.maps])
     heights = log_ratio(score_fn, centres[0], centres)
     return lambda x, k: heights[k] + log_ratio(score_fn, centres[k], x)
-
-
-def _agrees(log_prob: Callable[[Tensor], Tensor], score_fn: DifferentiableScore, cells: Cells) -> bool:
-    """Tell whether a density rises and falls with the score, a standard deviation away from each centre.
-
-    A density inherited by a target with another score does not, and causes a warning.
-    """
-    for a in cells.maps:
-        ends = a.unwhiten(torch.eye(len(a.m), dtype=a.m.dtype, device=a.m.device)[:8])
-        integrals = log_ratio(score_fn, a.m, ends)
-        gaps = (log_prob(ends) - log_prob(a.m[None]) - integrals).abs()
-        gaps = gaps[gaps.isfinite()]
-        if not len(gaps):  # nothing contradicts the density, but it is of no use
-            return False
-        if gaps.median() > MAX_GAP:
-            warn_caller(
-                "`log_prob` of the target contradicts its `score_fn`, which is not its gradient; integrals of the "
-                "score are used instead. Correct one of them, or set log_prob = None in a target with another score."
-            )
-            return False
-    return True
 
 
 def mass(
@@ -214,7 +193,7 @@ def log_proposal(a: Affine, x: Tensor) -> Tensor:
     return torch.logaddexp(gaussian, student) - math.log(2) - a.log_determinant()
 
 
-def with_mode_weights(score_fn: DifferentiableScore, pilot: PilotPoints, generator: torch.Generator) -> PilotPoints:
+def with_mode_weights(score_fn: Score, pilot: PilotPoints, generator: torch.Generator) -> PilotPoints:
     """Return the points of a pilot, resampled to the masses of the modes if their numbers differ significantly."""
     parts = pilot.x.split(pilot.n_of_mode)
     shares = pilot.x.new_tensor(pilot.n_of_mode) / len(pilot.x)

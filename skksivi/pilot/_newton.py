@@ -103,6 +103,10 @@ def search_modes(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) 
     Dauphin, Y. et al. (2014). Identifying and attacking the saddle point problem in high-dimensional non-convex
     optimization. https://arxiv.org/abs/1406.2572
     """
+    if isinstance(score_fn, Score) and score_fn.units is not None:
+        of_units = Affine(torch.zeros_like(x[0]), score_fn.units.to(x).diag())
+        maps, converged = search_modes(of_units.pull_back(score_fn), of_units.whiten(x), max_iter)
+        return [Affine(of_units.unwhiten(a.m[None])[0], of_units.L @ a.L) for a in maps], converged
     d = x.shape[1]
     x = x.clone()
     searching = torch.arange(len(x), device=x.device)

@@ -312,7 +312,7 @@ class Spike:
     name: str = "profile of a spike"
 
     def applies(self, known: Known) -> bool:
-        return known.warps and known.has_one_mode and is_spike(known.mode)
+        return known.warps and known.has_one_mode and known.score.units is None and is_spike(known.mode)
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         if (found := out_of_spike(known.score, known.mode, known.starts[0], known.generator)) is not None:

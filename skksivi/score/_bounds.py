@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from skksivi.score._errors import Doubt
 from skksivi.score._probe import scattered_points
 from skksivi.score._score import Score
 
@@ -52,10 +53,12 @@ class Bound(NamedTuple):
         return f'("below", {high:g})' if low == -math.inf else f'("interval", {low:g}, {high:g})'
 
 
-def doubt_of(score: Score, near: Tensor | None = None) -> str | None:
+def doubt_of(score: Score, near: Tensor | None = None) -> Doubt | None:
     """Say where the density has no gradient or ends, None if it does neither at the points that are tried."""
-    tried = Tried.of(score.sketch(), scattered_points(score.sketch(), near))
-    return _of_gradient(tried) or _of_bounds(score, near, tried)
+    double = score.double
+    tried = Tried.of(double.sketch(), scattered_points(double.sketch(), near))
+    words = _of_gradient(tried)
+    return _of_bounds(score, near, tried) if words is None else Doubt(words)
 
 
 class Tried(NamedTuple):
@@ -98,7 +101,7 @@ def _of_gradient(tried: Tried) -> str | None:
     )
 
 
-def _of_bounds(score: Score, near: Tensor | None, tried: Tried) -> str | None:
+def _of_bounds(score: Score, near: Tensor | None, tried: Tried) -> Doubt | None:
     """Say that a target has no density beyond some value of a coordinate."""
     bounds = find_bounds(score.sketch(), near, tried)
     if bounds and score.parts is not None:  # a part of the data may leave a coordinate unbounded
@@ -107,12 +110,15 @@ def _of_bounds(score: Score, near: Tensor | None, tried: Tried) -> str | None:
         return None
     names = score.names or [f"x[{i}]" for i in range(score.n_features)]
     supports = ", ".join(f"{names[bound.coordinate]}: {bound.support}" for bound in bounds[:5])
-    return (
+    words = (
         "The target seems bounded, since beyond some value of a coordinate its score is zero or not finite "
         f"({supports}{', ...' if len(bounds) > 5 else ''}), and draws may leave it. Give the density of the bounded "
         f"parameters to skksivi.targets.constrained, as in constrained(log_prob, {call_of(score, bounds)}), or "
         "transform them to the whole line and add the logarithm of the Jacobian to log p."
     )
+    ends = torch.tensor([-math.inf, math.inf], dtype=torch.float64).repeat(score.n_features, 1)
+    ends[[bound.coordinate for bound in bounds]] = torch.tensor([bound[1:] for bound in bounds], dtype=torch.float64)
+    return Doubt(words, ends)
 
 
 def call_of(score: Score, bounds: list[Bound]) -> str:
@@ -127,9 +133,11 @@ def call_of(score: Score, bounds: list[Bound]) -> str:
 def find_bounds(score: Score, near: Tensor | None = None, tried: Tried | None = None) -> list[Bound]:
     """Return the coordinates along which the density ends, found along lines through an interior point.
 
-    Trial points around the origin and `near` points may have been `tried` before.
+    Trial points around the origin and `near` points may have been `tried` before. Where the ends differ by the type,
+    numbers overflow.
     """
-    x, _, _, inside = Tried.of(score, scattered_points(score, near)) if tried is None else tried
+    double = score.double
+    x, _, _, inside = Tried.of(double, scattered_points(double, near)) if tried is None else tried
     start, is_inside = x[inside.sum(1).argmax()], inside[inside.sum(1).argmax()]
     suspects = (_ends(x, inside) & is_inside).nonzero()[:MAX_SUSPECTS, 0].tolist()
     found = [(j, _end(score, start, j, -1.0), _end(score, start, j, 1.0)) for j in suspects]
@@ -146,22 +154,28 @@ def _end(score: Score, start: Tensor, j: int, side: float) -> tuple[float, bool]
     """Return where the density ends along coordinate j from a point (d,) to one side, infinite if it does not, and
     whether it has not vanished before.
     """
+    double = score.double
 
     def moved(to: Tensor) -> Tensor:
         return start.expand(len(to), -1).index_copy(1, torch.tensor([j], device=start.device), to[:, None])
 
-    reach = start.new_tensor(REACHES) * (1 + start[j].abs())
-    is_inside = Tried.of(score, moved(start[j] + side * reach)).inside[:, j]
-    if is_inside[-1]:
+    def is_inside(score: Score, to: Tensor) -> Tensor:
+        return Tried.of(score, moved(to)).inside[:, j]
+
+    reach = start[j] + side * start.new_tensor(REACHES) * (1 + start[j].abs())
+    reached = is_inside(double, reach)
+    if reached[-1]:
         return side * math.inf, False
-    within, beyond = start[j], start[j] + side * reach[int(is_inside.sum())]
+    within, beyond = start[j], reach[int(reached.sum())]
     for _ in range(N_HALVINGS):
         middle = (within + beyond) / 2
-        if Tried.of(score, moved(middle[None])).inside[0, j]:
+        if is_inside(double, middle[None])[0]:
             within = middle
         else:
             beyond = middle
-    return within.item(), _matters(lambda at: score(moved(at))[:, j], start[j], within)
+    if score.in_double is not None and not is_inside(score, torch.lerp(start[j], within, 0.98)[None]):
+        return side * math.inf, False
+    return within.item(), _matters(lambda at: double(moved(at))[:, j], start[j], within)
 
 
 def _matters(slope: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -> bool:

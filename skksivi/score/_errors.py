@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,3 +27,25 @@ class DivergedError(ValueError):
 
 #: What ends a search, or chains, that have left the finite numbers.
 DIVERGED = (DivergedError, torch.linalg.LinAlgError)
+
+
+class Doubt(NamedTuple):
+    """What seems wrong with the domain of a target.
+
+    Attributes
+    ----------
+    words : str
+        For the user.
+    ends : Tensor of shape (d, 2) or None
+        Where the density seems to end along each coordinate, infinite where it does not; None if that is not it.
+    """
+
+    words: str
+    ends: Tensor | None = None
+
+    def concerns(self, x: Tensor) -> bool:
+        """Tell whether an end is so near to draws x (n, d) that it is no number that overflows far out."""
+        if self.ends is None:
+            return True
+        near = (self.ends.to(x) - x.mean(0)[:, None]).abs() < 20 * x.std(0)[:, None]
+        return not bool(x.isfinite().all()) or bool(near.any())

@@ -293,13 +293,21 @@ def resolve(
         if double.by_differences:
             raise ValueError(RANDOM)
         warn_caller(RANDOM)
+    size = first.abs().median(0).values
+    if size.amax() > 1e12 * size.amin() > 0:  # scales that no search in units of one tells from zero
+        double = replace(double, units=_units(double, x[0]))
     if dtype == torch.float64:
         score = double
     else:
         own = None if double.score_vjp is None else score.score_vjp
         double.tally.add(values=score.tally.n_values)
         score = replace(
-            score, score_vjp=own, by_differences=double.by_differences, in_double=double, tally=double.tally
+            score,
+            score_vjp=own,
+            by_differences=double.by_differences,
+            units=double.units,
+            in_double=double,
+            tally=double.tally,
         )
     if asymmetry > ASYMMETRY:
         warn_caller(
@@ -372,9 +380,12 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
     V, points = _directions(score), x[:N_JACOBIANS]
 
     def differences(step: float) -> Tensor:
-        return _restricted(lambda x, v: central_difference(score, x, v, step), points, V).mT
+        return _restricted(lambda x, v: central_difference(score, x, v, step, score.units), points, V).mT
 
     M, tolerance = differences(score.step), TOLERANCES[_precision(score)]
+    if not M.isfinite().any(0).any(0).all():  # along one direction a step is too far at all points
+        score = replace(score, units=_units(score, points[0]))
+        M = differences(score.step)
     doubtful = _is_doubtful(score, points, V, M, tolerance)
     own = score.score_vjp if products == "auto" else None
     score = replace(score, score_vjp=own, by_differences=products == "finite-difference")
@@ -423,7 +434,7 @@ def _is_doubtful(score: Score, x: Tensor, V: Tensor, M: Tensor, tolerance: float
         return False
     if (M.diagonal(dim1=1, dim2=2) == 0).any():
         return True
-    together = (central_difference(score, x[:1], V.sum(0, keepdim=True), score.step / 4) @ V.mT)[0]
+    together = (central_difference(score, x[:1], V.sum(0, keepdim=True), score.step / 4, score.units) @ V.mT)[0]
     gap = (together - M[0].sum(0)).abs() - tolerance * M[0].abs().sum(0)
     return bool((gap > 0).any() and (gap > 10 * _rounding(score, x[:1], V)[0].sum(0)).any())
 
@@ -433,7 +444,7 @@ def steadied(score: Score, x: Tensor) -> Score:
     V, step = _directions(score), STEPS[_precision(score)]
 
     def differences(step: float) -> Tensor:
-        return _restricted(lambda x, v: central_difference(score, x, v, step), x, V).mT
+        return _restricted(lambda x, v: central_difference(score, x, v, step, score.units), x, V).mT
 
     M, finer = differences(step), differences(step / 4)
     return replace(score, step=_steadier(differences, step, M, finer, torch.zeros_like(M))[0])
@@ -466,6 +477,17 @@ def _steadier(
             found, least = (wider, after, (after - before).abs()), now
         before = after
     return found
+
+
+def _units(score: Score, x: Tensor) -> Tensor:
+    """Return the distances (d,) from x (d,) along each coordinate over which log p changes by about one more than the
+    score there tells, one where there are none.
+    """
+    h = 10 ** torch.arange(-18, 19, dtype=x.dtype, device=x.device)
+    ends = x + h[:, None, None] * torch.eye(len(x)).to(x)
+    changes = (score(ends.flatten(0, 1)).view(ends.shape) - score(x[None])).diagonal(dim1=1, dim2=2).abs()
+    away = (h[:, None] * changes).log().abs().nan_to_num(math.inf)
+    return h[away.argmin(0)].where(away.amin(0) < math.inf, 1.0)
 
 
 def _rounding(score: Score, x: Tensor, V: Tensor) -> Tensor:
@@ -544,8 +566,8 @@ def _finite_points(score: Score, near: Tensor | None) -> tuple[Tensor, Tensor]:
     if not finite.any():
         raise ValueError(
             f"`score_fn` is not finite at any of {2 * len(x)} trial points at distances of 1e-8 to 100 from the "
-            "origin; check it, shift the parameters or transform them as skksivi.targets.constrained does, or set "
-            "`init` to a point where it is finite."
+            "origin; set `init` to a point where it is finite, check it, shift and rescale the parameters so that they are "
+            "of order one, or transform them as skksivi.targets.constrained does."
         )
     return x[finite], s[finite]
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skksivi.score._errors import Doubt
 from skksivi.score._rejected import in_parts
 from skksivi.score._tally import Tally
 
@@ -132,6 +133,8 @@ class Score:
         Whether products with the Jacobian are central differences of the score.
     is_rough : bool
         Whether differences of two steps disagree at trial points, by noise or a kink.
+    units : Tensor of shape (d,) or None
+        The scales of the coordinates in these, where differences in units of one are not finite.
     minibatch : callable or None
         Draws, by a generator, the score estimated from a minibatch of the data.
     rewind : callable or None
@@ -152,8 +155,8 @@ class Score:
         Names of the coordinates, if the target has them.
     rank : int or None
         The target's, see `skksivi.targets.Target`.
-    doubt : str or None
-        What seems wrong with the domain of the target, for the user; it explains a fit that fails.
+    doubt : Doubt or None
+        What seems wrong with the domain of the target; it explains a fit that fails.
     advice : str
         How to compute the target more accurately, if it is computed in single precision.
     tally : Tally
@@ -168,6 +171,7 @@ class Score:
     score_vjp: ScoreWithProduct | None = None
     by_differences: bool = False
     is_rough: bool = False
+    units: Tensor | None = None
     minibatch: Callable[[torch.Generator], Score] | None = None
     rewind: Callable[[int], None] | None = None
     log_prob: Callable[[Tensor], Tensor] | None = None
@@ -178,7 +182,7 @@ class Score:
     mode: Tensor | None = None
     names: tuple[str, ...] = ()
     rank: int | None = None
-    doubt: str | None = None
+    doubt: Doubt | None = None
     advice: str = ""
     tally: Tally = field(default_factory=Tally, compare=False)
 
@@ -186,6 +190,11 @@ class Score:
     def double(self) -> Score:
         """The same score computed in float64."""
         return self.in_double or self
+
+    @property
+    def type_computed(self) -> torch.dtype:
+        """The type in which it is computed at float64 points, which `score_fn` need not take."""
+        return torch.float64 if self.double.step == STEPS[torch.float64] else torch.float32
 
     def label(self, i: int) -> str:
         """Return the name of a coordinate for messages."""
@@ -197,6 +206,12 @@ class Score:
             return self.exact.on_all_data()
         double = None if self.in_double is None else self.in_double.on_all_data()
         return replace(self, minibatch=None, parts=None, in_double=double)
+
+    def by_score_alone(self) -> Score:
+        """Return the same score without its density."""
+        return replace(
+            self, log_prob=None, in_double=None if self.in_double is None else self.double.by_score_alone()
+        )
 
     def sketch(self) -> Score:
         """Return a cheap score of the same form: the score given a few of many observations."""
@@ -242,7 +257,8 @@ class Score:
         double = self.double
 
         def differences(v: Tensor, rows: Tensor) -> Tensor:
-            return central_difference(double, x[rows].to(double.dtype), v[rows].to(double.dtype), double.step)
+            ends = x[rows].to(double.dtype), v[rows].to(double.dtype)
+            return central_difference(double, *ends, double.step, double.units)
 
         return lambda v: self.tally.mended(pull(v), partial(differences, v))
 
@@ -272,7 +288,7 @@ class Score:
     def product(self, x: Tensor, v: Tensor) -> Tensor:
         """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
         if self.by_differences:
-            return central_difference(self, x.to(self.dtype), v.to(self.dtype), self.step).to(v)
+            return central_difference(self, x.to(self.dtype), v.to(self.dtype), self.step, self.units).to(v)
         pull = self.differentiated(x)[1]
         return self._mended(pull, x)(v)
 
@@ -306,17 +322,21 @@ def _nothing(x: Tensor) -> tuple[Tensor, ScoreFunction]:
     return s, lambda v: s.to(v)
 
 
-def central_difference(score_fn: ScoreFunction, x: Tensor, v: Tensor, step: float) -> Tensor:
+def central_difference(
+    score_fn: ScoreFunction, x: Tensor, v: Tensor, step: float, units: Tensor | None = None
+) -> Tensor:
     r"""Return J v, which is J^T v for a gradient, from one batch of both ends.
 
     .. math:: J v \approx \|v\|_\infty \frac{s(x + h w) - s(x - h w)}{2 h}, \quad w = v / \|v\|_\infty, \quad
         h = \text{step} \, (1 + \max_i |w_i x_i|).
 
     The divisor is the largest entry because the squares in other norms of small float32 numbers underflow to zero.
+    Given units (d,), v and x are in these; a step is then no larger than the rounding of x asks for.
     """
-    size = v.abs().amax(-1, keepdim=True)
+    scale, slack = (1.0, 1.0) if units is None else (units.to(x), 1e-4)
+    size = (v / scale).abs().amax(-1, keepdim=True)
     w = v / size.where(size > 0, 1)
-    h = step * (1 + (w * x).abs().amax(-1, keepdim=True))
+    h = step * (1 + slack * (w * x / scale**2).abs().amax(-1, keepdim=True))
     ahead, behind = score_fn(torch.cat([x + h * w, x - h * w])).detach().chunk(2)
     return (ahead - behind) / (2 * h) * size
 

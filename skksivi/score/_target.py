@@ -16,6 +16,7 @@ from skksivi._utils.arrays import DTYPES, as_array, as_tensor, resolve_device
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi.score._bounds import doubt_of
+from skksivi.score._errors import Doubt
 from skksivi.score._probe import doubt_of_sign, resolve
 from skksivi.score._rejected import in_parts
 from skksivi.score._score import (
@@ -119,14 +120,17 @@ def resolve_score(
 
     def of_target(score: Score) -> Score:
         found = _of_target(score, in_types[score.dtype])
-        return replace(found, names=names if len(names) == d else (), rank=getattr(score_fn, "rank", None))
+        found = replace(found, names=names if len(names) == d else (), rank=getattr(score_fn, "rank", None))
+        return replace(found, advice=getattr(score_fn, "advice", ""))
 
     double = None if score.in_double is None else of_target(score.in_double)
     score = replace(of_target(score), in_double=double, replicate=getattr(score_fn, "replicate", ()))
-    doubt = doubt_of(score.double, points) or doubt_of_sign(score.double)
+    doubt = doubt_of(score, points)
+    if doubt is None and (words := doubt_of_sign(score.double)) is not None:
+        doubt = Doubt(words)
     if warns and doubt is not None:
-        warn_caller(doubt)
-    return replace(score, doubt=doubt, advice=getattr(score_fn, "advice", ""))
+        warn_caller(doubt.words)
+    return replace(score, doubt=doubt)
 
 
 def _sketched(target: TargetOrScore) -> TargetOrScore:

@@ -122,7 +122,7 @@ def explained(score: Score) -> Iterator[None]:
     FloatingPointError
         The doubt, where numbers that are not finite have ended the fit.
     """
-    doubt = score.doubt
+    doubt = None if score.doubt is None else score.doubt.words
     try:
         with ExitStack() as undo:
             if doubt is not None:

@@ -15,7 +15,8 @@ from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._mode_weights import with_moments_of
-from skksivi.pilot._modes import all_modes, contradicting, symmetries_of
+from skksivi.pilot._modes import all_modes, contradicting
+from skksivi.pilot._symmetries import symmetries_of
 from skksivi.pilot._newton import saddle_free_newton
 from skksivi.targets import GaussianMixture, Target
 
@@ -162,8 +163,9 @@ def test_permutations_of_labels_are_recognised():
     start = torch.tensor([0.0, 6, 12, 0, 0, 0, 0, 0, 0]).double()
     found = symmetries_of(score, saddle_free_newton(score, start)[0])
     assert len(found) == 2
-    for permutation in found:
-        blocks = permutation.view(3, 3)
+    for exchange in found:
+        assert (exchange.signs == 1).all()
+        blocks = exchange.order.view(3, 3)
         assert blocks.equal(blocks[0] + 3 * torch.arange(3)[:, None])
 
 

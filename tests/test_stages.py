@@ -13,7 +13,8 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi import KSIVIApproximator, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.parameters import Pilot
-from skksivi.pilot._modes import MAX_STARTS, ModeMaps, find_modes, same_mode
+from skksivi.pilot._modes import MAX_STARTS, ModeMaps, find_modes
+from skksivi.pilot._symmetries import same_mode
 from skksivi.pilot._pilot import QUICK, THOROUGH, _suffices, find_whitening
 from skksivi.pilot._points import (
     MANY_FEATURES,

@@ -146,3 +146,9 @@ def check_sample_weight(sample_weight: ArrayLike | None, n: int) -> np.ndarray:
             f"got shape {w.shape}."
         )
     return w
+
+
+def listed(x: ArrayLike) -> str:
+    """Return a vector as a list that can be pasted, abridged if it is long."""
+    values = [f"{float(value):.4g}" for value in as_array(x)]
+    return f"[{', '.join(values if len(values) <= 20 else [*values[:5], '...'])}]"

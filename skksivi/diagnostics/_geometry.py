@@ -18,7 +18,8 @@ from skksivi.diagnostics._view import N_SE, REFUSALS, View, judged
 from skksivi.inference._modes import Modes, mode_chains, weigh_cells
 from skksivi.pilot._mixture import covariance_root
 from skksivi.pilot._mode_weights import Cells, log_densities, mass
-from skksivi.pilot._modes import MAX_IN_STARTS, all_modes, around, find_modes
+from skksivi.pilot._modes import MAX_IN_STARTS, all_modes, find_modes
+from skksivi.pilot._symmetries import around
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.stein._discrepancy import stein_variances
 

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
-from torch.distributions import Transform, biject_to, constraints
+from torch.distributions import StickBreakingTransform, Transform, biject_to, constraints
 
 from skksivi._utils.arrays import as_array, as_tensor
 from skksivi._utils.numbers import check_integer
+from skksivi.targets._labels import PartLabels
 from skksivi.targets._named import NamedPairs, NamedTarget, coordinate_names
 
 #: Where a parameter lives: the name of a support, or a tuple of the name, its bounds and the shape of the parameter.
@@ -104,6 +105,12 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
 
     @property
+    def labelled(self) -> tuple[int, ...]:
+        """The sizes of those axes along which elements may be exchanged, the leading ones."""
+        axes = self.shape[: len(self.shape) - self.transform.codomain.event_dim]
+        return (*axes, self.shape[-1]) if isinstance(self.transform, StickBreakingTransform) else axes
+
+    @property
     def free_shape(self) -> tuple[int, ...]:
         """The shape of its coordinates."""
         return tuple(self.transform.inverse_shape(self.shape))
@@ -125,6 +132,7 @@ class ConstrainedTarget(NamedTarget):
         super().__init__(coordinate_names({name: part.free_shape for name, part in parts.items()}))
         self._log_prob = log_prob
         self._parts = dict(parts)
+        self.label_exchanges = PartLabels(parts)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Evaluate log p at each row of x (n, d), the logarithm of the Jacobian included."""

@@ -16,8 +16,8 @@ from skksivi.coordinates._affine import Affine
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._mode_weights import with_moments_of
 from skksivi.pilot._modes import all_modes, contradicting
-from skksivi.pilot._symmetries import symmetries_of
 from skksivi.pilot._newton import saddle_free_newton
+from skksivi.pilot._symmetries import symmetries_of
 from skksivi.targets import GaussianMixture, Target
 
 

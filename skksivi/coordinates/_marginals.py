@@ -50,8 +50,8 @@ FALL, N_DOUBLINGS, SHORTEST, N_LOOKS, N_NODES, EVERY = 140.0, 16, 2.0**-3, 13, 3
 #: The share of the nodes where slopes are the same another time, at least: rounding may move them over a kink.
 SAME = 0.95
 
-#: The change of the slope of log p between two nodes, times their distance, in nats, above which a valley between them
-#: is too narrow to be seen: p may be zero in it, as that of |t|^k, where this is 4 k or more.
+#: The change of the slope of log p between two nodes, times their distance, in nats, above which a valley between
+#: them is too narrow to be seen: p may be zero in it, as that of |t|^k, where this is 4 k or more.
 MAX_VALLEY = 2.0
 
 #: How many shorter distances are looked at, and the fall at the shortest one, in nats, above which units are smaller.

@@ -19,6 +19,9 @@ from skksivi.parameters import Init, Pilot, Whiten
 #: What finds the map where no chains do.
 LAPLACE, MATCHED, GIVEN = "Laplace approximation", "batch and match", "given coordinates"
 
+#: The last stage of the search for them.
+LONG_CHAINS = "long chains"
+
 
 @dataclass(frozen=True)
 class Attempt:

@@ -10,7 +10,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._utils.arrays import RandomState, make_generator, resolve_device
+from skksivi._utils.arrays import RandomState, listed, make_generator, resolve_device
 from skksivi.base import BaseApproximator
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import lobatto, lobatto_nodes
@@ -231,7 +231,7 @@ def metropolis(
 
 
 def _doubt(centre: Tensor, mass: Mass) -> str:
-    where = np.array2string(centre.cpu().numpy()[:5], precision=3)
+    where = listed(centre)
     return (
         f"the weight of the mode at {where} rests on an effective share of {mass.share:.2g} of its points "
         f"({MIN_SHARE} is needed), and on two estimates that differ by {abs(mass.gap):.1%} "

@@ -44,7 +44,6 @@ from skksivi.pilot._mixture import MOST_FEATURES, batch_and_match
 from skksivi.pilot._modes import FEW_STARTS, MAX_STARTS
 from skksivi.pilot._newton import check_mode, laplace, newton_cg
 from skksivi.pilot._points import Grade, PilotPoints
-from skksivi.pilot._symmetries import Exchange
 from skksivi.pilot._stages import (
     LEAST_CALLS,
     AllModes,
@@ -62,6 +61,7 @@ from skksivi.pilot._stages import (
     WiderSearch,
     run_stages,
 )
+from skksivi.pilot._symmetries import Exchange
 from skksivi.score._errors import DIVERGED, BudgetError
 from skksivi.score._score import Score
 
@@ -183,9 +183,9 @@ def _of_points(known: Known, points: PilotPoints) -> Found:
     y, mean_se, map_, modes = points.x, points.mean_se, points.map(), known.modes_of_points
     if modes.unweighed:
         warn_caller(
-            f"The weights of the modes at {' and '.join(listed(a.m) for a in modes.unweighed)} are unknown, and equal "
-            "to that of the best in the fit: p is zero, or jumps, between them, so that the score alone does not tell "
-            "them. Fit a target with its `log_prob`, see skksivi.targets.from_log_prob.",
+            f"The weight of the mode at {' and at '.join(listed(a.m) for a in modes.unweighed)} is unknown, and taken "
+            "to be that of the best: p is zero between them, or nearly, so that the score alone does not tell it. Fit "
+            "a target with its `log_prob`, see skksivi.targets.from_log_prob.",
             ConvergenceWarning,
         )
     x = y if points.warp is None else points.warp.unwarp(y)[0]

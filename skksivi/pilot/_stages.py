@@ -18,7 +18,7 @@ from torch import Tensor
 from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._marginals import fitted_marginals
-from skksivi.coordinates._whitening import LAPLACE, Attempt
+from skksivi.coordinates._whitening import LAPLACE, LONG_CHAINS, Attempt
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble
 from skksivi.pilot._importance import PartedDraws, pilot_of_mixture, standard_pilot, without_wrong_density
@@ -38,7 +38,7 @@ from skksivi.score._score import Score
 LOGGER = logging.getLogger("skksivi")
 
 #: What finds points, by the names of parts of a fit in `stages_`.
-EXPLORATIONS = {"importance sampling", "short chains", "long chains", "underdamped Langevin chains"}
+EXPLORATIONS = {"importance sampling", "short chains", LONG_CHAINS, "underdamped Langevin chains"}
 
 #: Trajectories of short chains, stage by stage: of features that may be weighed, of more, and those for longer; low
 #: effort takes the first two stages.
@@ -136,10 +136,9 @@ class Known:
             return
         n = len(modes.maps)
         warn_caller(
-            f"The target has {n + len(missing)} modes that are images of each other, equal in shape and mass, and the "
-            f"fit has {n} of them: {' and '.join(told(g, self.score.label) for g in self.symmetries[:3])} leaves the "
-            "density as it is. If only one is wanted, fix a sign or an order, as of a positive loading or of increasing "
-            "means.",
+            f"The fit has {n} of {n + len(missing)} modes that are images of each other, and equal in mass: the "
+            f"density does not change with {' or '.join(told(g, self.score.label) for g in self.symmetries[:3])}. If "
+            "one is enough, fix that sign or order in the model, as by a positive loading or increasing means.",
             ConvergenceWarning,
         )
 
@@ -482,7 +481,7 @@ class LongChains:
     Chains that end far from those before do not count as converged.
     """
 
-    name: str = "long chains"
+    name: str = LONG_CHAINS
 
     def applies(self, known: Known) -> bool:
         return bool(known.modes.maps)

@@ -1,7 +1,7 @@
-r"""Maps that leave a target as it is: coordinates exchanged or of the other sign, and labels of constrained parameters.
+r"""Maps that leave a target as it is: coordinates exchanged, or of the other sign, and exchanged labels of parameters.
 
 All are checked alike, at points around a mode: by the score, :math:`s(g(x)) = A s(x)` for a map with an orthogonal
-matrix A, else by log p and the Jacobian of the map.
+matrix A, or by log p of the parameters.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Relabelling(NamedTuple):
         return self.map(x)
 
     def tangent(self, x: Tensor, V: Tensor) -> Tensor:
-        return torch.func.jacfwd(lambda x: self.map(x[None])[0])(x) @ V
+        J = torch.autograd.functional.jacobian(lambda x: self.map(x[None])[0], x)
+        return torch.as_tensor(J) @ V
 
 
 def image(mode: Affine, symmetry: Symmetry) -> Affine:
@@ -160,7 +161,7 @@ def exchanges(score_fn: Score, mode: Affine) -> Iterator[Exchange]:
     if not s.isfinite().all() or not any(gap > 1e-3 for gap in gaps):  # else nothing moves
         return
     J, found = jacobians(score_fn, centre)[0], list[Tensor]()
-    for order in (_exchanging(s, J, *pair, tolerance) for pair in pairs):
+    for order in (_exchanging(s, J, i, j, tolerance) for i, j in pairs):
         symmetry = Exchange.of_order(order)
         is_new = order.unique().numel() == d and not any(map(order.equal, found))
         if is_new and _moves(mode, symmetry) and _preserves(score_fn, mode, symmetry):

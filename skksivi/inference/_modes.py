@@ -232,6 +232,8 @@ def metropolis(
 
 def _doubt(centre: Tensor, mass: Mass) -> str:
     where = listed(centre)
+    if math.isnan(mass.share):
+        return f"the score alone does not tell the weight of the mode at {where}, across a valley where p is zero"
     return (
         f"the weight of the mode at {where} rests on an effective share of {mass.share:.2g} of its points "
         f"({MIN_SHARE} is needed), and on two estimates that differ by {abs(mass.gap):.1%} "

@@ -480,6 +480,9 @@ def by_lines(score_fn: ScoreFunction, modes: ModeMaps) -> DensityFunction:
             if rough.any():
                 ratio[rough] = log_ratio(score_fn, centre, x[rows[rough]])
             value[rows] += ratio
+        for k, a in enumerate(modes.maps if modes.unweighed else ()):  # a valley may not be where cells meet
+            rows = value.isnan().nonzero()[:, 0]
+            value[rows] = heights[k] + log_ratio(score_fn, a.m, x[rows])
         return value
 
     return log_prob

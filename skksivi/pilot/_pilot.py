@@ -183,9 +183,9 @@ def _of_points(known: Known, points: PilotPoints) -> Found:
     y, mean_se, map_, modes = points.x, points.mean_se, points.map(), known.modes_of_points
     if modes.unweighed:
         warn_caller(
-            f"The weight of the mode at {' and at '.join(listed(a.m) for a in modes.unweighed)} is unknown, and taken "
-            "to be that of the best: p is zero between them, or nearly, so that the score alone does not tell it. Fit "
-            "a target with its `log_prob`, see skksivi.targets.from_log_prob.",
+            f"The weight of the mode at {' and at '.join(listed(a.m) for a in modes.unweighed)} is unknown, and "
+            "taken to be that of the best: p is zero between them, or nearly, so that the score alone does not tell. "
+            "Fit a target with its `log_prob`, see skksivi.targets.from_log_prob.",
             ConvergenceWarning,
         )
     x = y if points.warp is None else points.warp.unwarp(y)[0]

@@ -450,6 +450,9 @@ class WiderSearch:
         before, known.modes = known.modes, modes
         if known.points is None:
             yield pilot_of_mixture(modes.mixture(), N_OF_GAUSSIAN)
+            if len(modes.maps) > 1:  # as where p is zero at the start
+                with suppress(*DIVERGED):
+                    yield from AllModes().propose(known)
         elif len(before.maps) == len(modes.maps) == 1 and not same_mode(modes.maps[0], before.maps[0]):
             there = known.from_start(modes.maps[0].m[None], alone=self.n_starts == MAX_STARTS)
             there.attempts = known.attempts

@@ -1,4 +1,4 @@
-r"""Maps that leave a target as it is: coordinates exchanged, or of the other sign, and exchanged labels of parameters.
+r"""Maps that leave a target as it is: coordinates exchanged, or of the other sign, and labels of parameters.
 
 All are checked alike, at points around a mode: by the score, :math:`s(g(x)) = A s(x)` for a map with an orthogonal
 matrix A, or by log p of the parameters.

@@ -255,9 +255,11 @@ def relabellings(score_fn: Score, mode: Affine) -> Iterator[Relabelling]:
     before = density(x)
     rounding = (1e-9 if score_fn.step < 1e-4 else 1e-5) * (1 + before.abs())
     for ways in labels.exchanges():
+        best = list[Relabelling]()
         for maps in ways:
             off = (density(torch.cat([g(x) for g in maps])).view(len(maps), -1) - before).abs()
             holds = (off <= rounding).all(1).tolist()
-            yield from (g for g in itertools.compress(map(Relabelling, maps), holds) if _moves(mode, g))
-            if any(holds):
+            best = max(best, list(itertools.compress(map(Relabelling, maps), holds)), key=len)
+            if all(holds):
                 break
+        yield from (g for g in best if _moves(mode, g))

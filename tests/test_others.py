@@ -9,15 +9,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import Mixture, as_score, gaussian, generator, gumbel_score, origin
+from plain_targets import Mixture, as_score, gaussian, generator, gumbel_score, origin, resolved
+from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._mode_weights import with_moments_of
-from skksivi.pilot._modes import all_modes, contradicting, symmetries_of
+from skksivi.pilot._modes import all_modes, contradicting
 from skksivi.pilot._newton import saddle_free_newton
-from skksivi.targets import GaussianMixture, Target
+from skksivi.pilot._symmetries import images, symmetries_of
+from skksivi.score._score import STEPS
+from skksivi.targets import GaussianMixture, Target, constrained, from_log_prob
 
 
 def unit(d, scale=1.0):
@@ -162,8 +165,9 @@ def test_permutations_of_labels_are_recognised():
     start = torch.tensor([0.0, 6, 12, 0, 0, 0, 0, 0, 0]).double()
     found = symmetries_of(score, saddle_free_newton(score, start)[0])
     assert len(found) == 2
-    for permutation in found:
-        blocks = permutation.view(3, 3)
+    for exchange in found:
+        assert (exchange.signs == 1).all()
+        blocks = exchange.order.view(3, 3)
         assert blocks.equal(blocks[0] + 3 * torch.arange(3)[:, None])
 
 
@@ -180,6 +184,70 @@ def test_a_symmetry_that_is_broken_is_none():
     score = as_score(lambda x: target.score_fn(x) - 1e-3 * (x - 1) * (torch.arange(6) == 0), d=6)
     mode = saddle_free_newton(score, torch.tensor([0.0, 6, 0, 0, 0, 0]).double())[0]
     assert symmetries_of(score, mode) == ()
+
+
+def two_parameters(n_persons, n_items):
+    """log p of a two-parameter logistic model: slopes and abilities change sign together, intercepts do not."""
+    rng = np.random.RandomState(0)
+    ability, slope = rng.normal(size=(n_persons, 1)), rng.uniform(1, 2, n_items) * np.sign(rng.normal(size=n_items))
+    y = torch.as_tensor(rng.uniform(size=(n_persons, n_items)) < 1 / (1 + np.exp(-ability * slope))).double()
+
+    def log_prob(x):
+        a, b, t = x[:, :n_items], x[:, n_items : 2 * n_items], x[:, 2 * n_items :]
+        eta = t[:, :, None] * a[:, None] + b[:, None]
+        return (y.to(x) * eta - torch.nn.functional.softplus(eta)).sum((1, 2)) - x.square().sum(1) / 2
+
+    return from_log_prob(log_prob, 2 * n_items + n_persons)
+
+
+def test_signs_that_change_together_are_a_symmetry_and_both_modes_in_a_fit():
+    target = two_parameters(30, 4)
+    q = KSIVIApproximator(random_state=0).fit(target)
+    changed = q.whitening_.symmetries[0] < 0  # ~j is minus coordinate j
+    np.testing.assert_array_equal(changed, np.r_[np.ones(4), np.zeros(4), np.ones(30)] == 1)
+    assert len(q.whitening_.modes) == 2
+    X = q.sample(10_000, random_state=0)
+    assert np.abs((X[:, changed] > 0).mean(0) - 0.5).max() < 0.03
+
+
+def three_coordinates(x):
+    """log p with (x_1 x_2 x_3) about eight: any two signs may change."""
+    return -(x.prod(1) - 8).square() / 2 - x.square().sum(1) / 2
+
+
+@pytest.mark.parametrize(
+    ("log_prob", "d", "start", "n_modes"),
+    [
+        (three_coordinates, 3, [2.0, 2.0, 2.0], 4),
+        (lambda x: -(x.square() - 9).square().sum(1) / 8, 2, [3.0, 3.0], 4),
+        (lambda x: -(x.square() - 9).square().sum(1) / 8 + 1e-3 * x[:, 0], 2, [3.0, 3.0], 2),
+    ],
+    ids=["three", "each", "one"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_signs_that_may_change_are_found_in_either_precision(log_prob, d, start, n_modes, dtype):
+    score = replace(as_score(from_log_prob(log_prob, d).score_fn, d=d), dtype=dtype)
+    score = replace(score, step=STEPS[dtype])
+    mode = saddle_free_newton(score, torch.tensor(start).double())[0]
+    assert len(images([mode], symmetries_of(score, mode))) + 1 == n_modes
+
+
+def test_labels_on_a_simplex_are_exchanged_with_all_that_they_name():
+    rng = np.random.RandomState(0)
+    y = torch.as_tensor(np.concatenate([rng.normal(6 * j, 1, 20) for j in range(3)]))
+
+    def log_prob(share, mean, common):
+        parts = share.log()[:, :, None] - (y - mean[:, :, None]).square() / 2
+        return parts.logsumexp(1).sum(1) - (mean - 6).square().sum(1) / 50 - common.square().sum(1) / 2 - common[:, 0]
+
+    target = constrained(log_prob, {"share": ("simplex", 3), "mean": ("real", 3), "common": ("real", 3)})
+    start = target.unconstrain({"share": [0.3, 0.3, 0.4], "mean": [0.0, 6.0, 12.0], "common": [0.0, 0.0, 0.0]})
+    score = resolved(target)
+    mode = saddle_free_newton(score, torch.as_tensor(start))[0]
+    found = [mode, *images([mode], symmetries_of(score, mode))]
+    order = target.constrain(torch.stack([a.m for a in found]).numpy())["mean"].argsort(1)
+    assert len(found) == 6
+    assert set(map(tuple, order.tolist())) == set(itertools.permutations(range(3)))
 
 
 @pytest.mark.slow
@@ -245,3 +313,26 @@ def test_a_mixture_has_the_moments_of_its_points_unless_its_places_are_known_bet
         torch.testing.assert_close(L @ L.mT, torch.cov(x.mT, correction=0))
     else:
         assert found is mixture
+
+
+def powers(x):
+    """log p of |x_1|^4 times a normal that is not about zero: two modes, of different mass, and zero between them."""
+    return 4 * x[:, 0].abs().log() - (x[:, 0] - 0.1).square() / 2 - x[:, 1].square() / 2
+
+
+@pytest.mark.parametrize("init", [None, [[2.0, 0.0], [-2.0, 0.0]]], ids=["anywhere", "given"])
+def test_modes_beyond_a_valley_of_zero_density_weigh_what_they_should(init):
+    q = KSIVIApproximator(init=init, random_state=0).fit(from_log_prob(powers, 2))
+    assert q.n_score_calls_ < 40_000
+    t = np.linspace(0, 10, 10_001)
+    above, below = (t**4 * np.exp(-((sign * t - 0.1) ** 2) / 2) for sign in (1, -1))
+    share = above.sum() / (above.sum() + below.sum())
+    assert abs((q.sample(20_000, random_state=0)[:, 0] > 0).mean() - share) < 0.05
+
+
+def test_the_score_alone_does_not_tell_weights_beyond_a_valley():
+    score_fn = from_log_prob(powers, 2).score_fn
+    with pytest.warns(ConvergenceWarning, match=r"The weight of the mode at \[.*\] is unknown") as told:
+        q = KSIVIApproximator(init=[[2.0, 0.0], [-2.0, 0.0]], random_state=0).fit(score_fn, n_features=2)
+    assert len(told) == 1
+    assert 0.3 < (q.sample(2000, random_state=0)[:, 0] > 0).mean() < 0.7

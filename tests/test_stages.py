@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi import KSIVIApproximator, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.parameters import Pilot
-from skksivi.pilot._modes import MAX_STARTS, ModeMaps, find_modes, same_mode
+from skksivi.pilot._modes import MAX_STARTS, ModeMaps, find_modes
 from skksivi.pilot._pilot import QUICK, THOROUGH, _suffices, find_whitening
 from skksivi.pilot._points import (
     MANY_FEATURES,
@@ -25,6 +25,7 @@ from skksivi.pilot._points import (
     judge_weights,
 )
 from skksivi.pilot._stages import Known, LongChains, OtherModes, Spike, WiderSearch, run_stages
+from skksivi.pilot._symmetries import same_mode
 from skksivi.score._errors import DivergedError
 from skksivi.score._probe import in_double
 

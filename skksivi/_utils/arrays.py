@@ -15,6 +15,9 @@ from torch import Tensor
 #: What draws or seeds; None means fresh entropy, or a stream that goes on.
 RandomState = int | np.random.RandomState | None
 
+#: The most numbers of a point in a message.
+MOST_LISTED = 20
+
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -146,3 +149,9 @@ def check_sample_weight(sample_weight: ArrayLike | None, n: int) -> np.ndarray:
             f"got shape {w.shape}."
         )
     return w
+
+
+def listed(x: ArrayLike) -> str:
+    """Return a vector as a list that can be pasted, abridged if it is long."""
+    values = [f"{float(value):.4g}" for value in as_array(x)]
+    return f"[{', '.join(values if len(values) <= MOST_LISTED else [*values[:5], '...'])}]"

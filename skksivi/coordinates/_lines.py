@@ -141,7 +141,8 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
 
 def checked_density(score_fn: Score, a: Tensor, b: Tensor, jumps: Callable[[Tensor], bool] | None = None) -> Score:
     """Return a score without its density if that is unknown at points b (n, d) or, with a warning, if its differences
-    from points a (n, d) or (1, d) are not the integrals of the score, unless `jumps` tells that it jumps between points.
+    from points a (n, d) or (1, d) are not the integrals of the score, unless `jumps` tells that it jumps between
+    points.
     """
     if score_fn.log_prob is None:
         return score_fn

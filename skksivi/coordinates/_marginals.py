@@ -50,6 +50,10 @@ FALL, N_DOUBLINGS, SHORTEST, N_LOOKS, N_NODES, EVERY = 140.0, 16, 2.0**-3, 13, 3
 #: The share of the nodes where slopes are the same another time, at least: rounding may move them over a kink.
 SAME = 0.95
 
+#: The change of the slope of log p between two nodes, times their distance, in nats, above which a valley between
+#: them is too narrow to be seen: p may be zero in it, as that of |t|^k, where this is 4 k or more.
+MAX_VALLEY = 2.0
+
 #: How many shorter distances are looked at, and the fall at the shortest one, in nats, above which units are smaller.
 N_SHORTER, STEEP = 10, 0.5
 
@@ -332,6 +336,9 @@ def _quantiles(
     found, again = as_array(slopes(t)), as_array(slopes(t[::EVERY]))
     is_same = abs(found[::EVERY] - again) <= OFF_AXIS * (1 + abs(again))
     if not (np.isfinite(found).all() and is_same.mean() >= SAME):
+        return None
+    at_ends = found * np.gradient(as_array(t))  # rises of log p, if the slopes were constant
+    if ((at_ends[:-1] < 0) & (at_ends[1:] > 0) & (np.diff(at_ends) > MAX_VALLEY)).any():
         return None
     fine = np.linspace(w[0], w[-1], 20 * N_NODES)
     t, scale = np.sinh(np.sinh(fine)), np.cosh(np.sinh(fine)) * np.cosh(fine)  # dt / dw

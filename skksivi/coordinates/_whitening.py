@@ -19,6 +19,9 @@ from skksivi.parameters import Init, Pilot, Whiten
 #: What finds the map where no chains do.
 LAPLACE, MATCHED, GIVEN = "Laplace approximation", "batch and match", "given coordinates"
 
+#: The last stage of the search for them.
+LONG_CHAINS = "long chains"
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -67,7 +70,7 @@ class Whitening(Coordinates):
         Moments of the pilot, and standard errors of its mean; with whiten="auto" and "diagonal".
     symmetries : ndarray of shape (n_symmetries, d) or None
         Permutations of the coordinates, such as the labels of a mixture, that leave the target invariant and map one
-        mode to another. The modes that are images of each other have equal weights.
+        mode to another; ~j stands for minus coordinate j. The modes that are images of each other have equal weights.
     ascents : ndarray of shape (2,) or None
         How many ascents of the last round of the search ended at a mode, and how many at a new one; None if no
         other modes were searched.

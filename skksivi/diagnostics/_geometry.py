@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._utils.arrays import as_array
+from skksivi._utils.arrays import MOST_LISTED, as_array, listed
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.diagnostics._limits import outlier_limit
 from skksivi.diagnostics._report import Check
@@ -18,7 +18,8 @@ from skksivi.diagnostics._view import N_SE, REFUSALS, View, judged
 from skksivi.inference._modes import Modes, mode_chains, weigh_cells
 from skksivi.pilot._mixture import covariance_root
 from skksivi.pilot._mode_weights import Cells, log_densities, mass
-from skksivi.pilot._modes import MAX_IN_STARTS, all_modes, around, find_modes
+from skksivi.pilot._modes import MAX_IN_STARTS, all_modes, find_modes
+from skksivi.pilot._symmetries import around
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.stein._discrepancy import stein_variances
 
@@ -125,8 +126,8 @@ def _check_modes(view: View, cells: Cells, lost: tuple[Tensor, Tensor]) -> Check
     """Compare the shares of modes with their weights."""
     centres, shares = lost
     if len(centres):
-        where = np.array2string(as_array(centres[0])[:5], precision=2)
         text = f"{len(centres)} of {len(centres) + len(cells.maps)} without draws, of share {shares.sum():.0%}"
+        where = f"{listed(centres[0])}{', lost[0] of this report' if centres.shape[1] > MOST_LISTED else ''}"
         remedy = f"No draw is in the mode at {where}: {view.advice('whiten', 'init')}."
         return judged("modes", shares.sum().item(), text, remedy)
     whitening = view.report.get("whitening_")
@@ -154,7 +155,7 @@ def _misplaced(found: Modes, n: int) -> tuple[str, float, str, str | None]:
     wrong = misplaced > MAX_MISPLACED and (np.abs(gaps) > N_SE * noise).any()
     k = int(np.abs(gaps).argmax())
     remedy = (
-        f"The mode at {np.array2string(found.centres[k][:5], precision=2)} has {found.shares[k]:.0%} of the draws, "
+        f"The mode at {listed(found.centres[k])} has {found.shares[k]:.0%} of the draws, "
         f"but its weight is {found.weights[k]:.0%}: modes(est, target, reweight=True) corrects that."
     )
     text = f"{len(gaps)}, {misplaced:.1%} of the draws in a wrong one"

@@ -26,7 +26,7 @@ REFUSALS = (ValueError, ArithmeticError, ImportError, torch.linalg.LinAlgError)
 
 #: What to change, by the name of a parameter; {} stands for its value.
 TEXTS = {
-    "init": "start there by `init`",
+    "init": "start there too by `init`, a row for each mode",
     "max_iter": "raise `max_iter` beyond {}",
     "n_warmup": "raise `n_warmup` beyond {}",
     "mixing": "let `mixing` be 'auto' or a StudentT",

@@ -17,7 +17,7 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._affine import Identity
-from skksivi.coordinates._whitening import Whitening, check_start, points_near_target
+from skksivi.coordinates._whitening import LONG_CHAINS, Whitening, check_start, points_near_target
 from skksivi.families._samplers import Layer, Layers, Sampler
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
@@ -237,8 +237,8 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor, most: int | None) -> None:
     elif isinstance(whitening, Whitening) and not whitening.converged:
         message = (
             "The chains that explore the target have not converged, so the fit may be inaccurate: "
-            f"{_first_remedy(whitening, score_fn)}raise the `effort` or the `budget` of whiten=Pilot(...), start "
-            "near a mode by `init`, or reparametrise the model to avoid funnels and spikes."
+            f"{_first_remedy(whitening, score_fn)}{_more(whitening)}start near a mode by `init`, or reparametrise "
+            "the model to avoid funnels and spikes."
         )
     elif fit.remark is not None:
         message = fit.remark
@@ -248,7 +248,7 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor, most: int | None) -> None:
         message = (
             of_variances(x, s, score_fn, todo, sd if d >= MANY_FEATURES else None)
             or _of_shift(x, s, todo)
-            or of_certificate(fit.report, d, explored=sd is not None)
+            or of_certificate(fit.report, d, explored=sd is not None, more=_more(whitening))
         )
     if message == fit.remark and isinstance(fit.sampler, Layer | Layers):
         message = _of_difference(fit.sampler, score_fn, most) or message
@@ -268,6 +268,17 @@ def _first_remedy(whitening: Whitening, score_fn: Score) -> str:
     if score_fn.type_computed == torch.float32:
         return f"{score_fn.advice or 'the target is computed in float32; compute it in float64'}. Otherwise "
     return ""
+
+
+def _more(whitening: object) -> str:
+    """Return the advice to raise what makes a pilot do more, if anything does."""
+    if not isinstance(whitening, Whitening) or whitening.sd is None:
+        return ""
+    stages = {attempt.stage for attempt in whitening.attempts}
+    if not stages or LONG_CHAINS in stages:
+        return "raise the `budget` of whiten=Pilot(...), "
+    has_more = whitening.warp is None and len(whitening.sd) <= MAX_FEATURES  # else there are no long chains
+    return "raise the `effort` of whiten=Pilot(...), " if has_more else ""
 
 
 def _todo(whitening: object) -> str:
@@ -313,7 +324,7 @@ def _of_shift(x: Tensor, s: Tensor, todo: str) -> str | None:
     )
 
 
-def of_certificate(report: Mapping[str, object], d: int, *, explored: bool) -> str | None:
+def of_certificate(report: Mapping[str, object], d: int, *, explored: bool, more: str = "") -> str | None:
     """Say how far a fit of d features is from its target, if its certificate says so and can be trusted.
 
     Of a few features that chains have explored it need not be trusted: such a fit is meant to be good as it is.
@@ -325,8 +336,8 @@ def of_certificate(report: Mapping[str, object], d: int, *, explored: bool) -> s
     if found.share < least and d >= MANY_FEATURES:
         return (
             f"The fit may be far from the target: draws weighted by p / q have an effective share of "
-            f"{found.share:.2g}, below {least:.2g}. Raise the `effort` or the `budget` of "
-            "whiten=Pilot(...), or reparametrise the model to avoid funnels and spikes; see `skksivi.diagnose`."
+            f"{found.share:.2g}, below {least:.2g}: {more}reparametrise the model to avoid funnels and spikes, or "
+            "see `skksivi.diagnose`."
         )
     n_se = N_SE if found.trusted else N_SE_UNTRUSTED
     is_far = found.divergence - n_se * found.se_below > FAILED_DIVERGENCE * d or (explored and _is_unknown(found, d))
@@ -362,9 +373,9 @@ def _of_difference(sampler: Layer | Layers, score_fn: Score, most: int | None) -
     found = first_difference(whitening.pull_back(score_fn.double), few, draw)
     if found is None:
         return None
-    todo = "Raise the `effort` of whiten=Pilot(...), or reparametrise the model so that these parameters depend less"
-    todo = f"{todo} on each other" if whitening.sd is not None else _todo(whitening)
-    return f"The draws are wrong along {found.words(score_fn.label)}. {todo}."
+    todo = f"{_more(whitening)}or reparametrise the model so that these parameters depend less on each other"
+    todo = todo.removeprefix("or ") if whitening.sd is not None else _todo(whitening)
+    return f"The draws are wrong along {found.words(score_fn.label)}. {todo[0].upper()}{todo[1:]}."
 
 
 def _is_unknown(found: object, d: int) -> bool:

@@ -212,8 +212,8 @@ def _not_better(why: str) -> str:
     """Return the remark that a fit draws from its start."""
     return (
         f"The training did not improve on its start, which is returned: {why}. If `diagnose` finds no fault in it, "
-        "nothing is left to train; else lower `learning_rate`, raise `batch_size` or the `effort` of "
-        "whiten=Pilot(...). early_stopping=False returns the last state all the same."
+        "nothing is left to train; else lower `learning_rate` or raise `batch_size`. early_stopping=False returns "
+        "the last state all the same."
     )
 
 

@@ -197,8 +197,8 @@ def ensemble(
         worst = int(np.nanargmax(r_hat))
         warn_caller(
             f"The fits disagree: R-hat is {r_hat[worst]:.2f} in `x[{worst}]`, above the limit of {MAX_RHAT}. "
-            "Some have missed modes or have not converged: raise `max_iter` or the `effort` of whiten=Pilot(...), or "
-            "see `members` one by one.",
+            "Some have missed modes or have not converged: give all modes that they have found as `init`, or see "
+            "`members` one by one, by `skksivi.diagnose`.",
             ConvergenceWarning,
         )
     pooled = _pooled(members, weights, make_seed(rng))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._utils.arrays import RandomState, make_generator, resolve_device
+from skksivi._utils.arrays import RandomState, listed, make_generator, resolve_device
 from skksivi.base import BaseApproximator, check_fit
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import lobatto, lobatto_nodes
@@ -230,7 +230,9 @@ def metropolis(
 
 
 def _doubt(centre: Tensor, mass: Mass) -> str:
-    where = np.array2string(centre.cpu().numpy()[:5], precision=3)
+    where = listed(centre)
+    if math.isnan(mass.share):
+        return f"the score alone does not tell the weight of the mode at {where}, across a valley where p is zero"
     return (
         f"the weight of the mode at {where} rests on an effective share of {mass.share:.2g} of its points "
         f"({MIN_SHARE} is needed), and on two estimates that differ by {abs(mass.gap):.1%} "

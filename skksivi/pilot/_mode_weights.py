@@ -21,6 +21,7 @@ from skksivi.pilot._importance import PartedDraws, Plan, Refit, Wider, fitted, p
 from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of
 from skksivi.pilot._modes import ModeMaps
 from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._symmetries import MAX_MODES, Exchange, Symmetry, image, same_mode
 from skksivi.score._score import Score, ScoreFunction
 
 #: Points of the proposal for a mass, and of that and of the mode for a pilot.
@@ -373,7 +374,7 @@ def fitted_by_cells(cells: Cells, at_modes: Components, x: Tensor, generator: to
 
 
 class Group(NamedTuple):
-    """A converged pilot, with the modes (k,) near it, and permutations to its copies."""
+    """A converged pilot, with the modes (k,) near it, and the number of that of which it is an image."""
 
     pilot: PilotPoints
     near: Tensor
@@ -382,13 +383,12 @@ class Group(NamedTuple):
 
 def _groups(modes: ModeMaps, explore: Callable[[Affine], PilotPoints]) -> list[Group] | None:
     """Return pilots that together are near all modes, each near others; None where they are not."""
-    cells = Cells(modes.maps, modes.weights.log())
     groups = list[Group]()
     for k, mode in enumerate(modes.maps):
         if any(group.near[k] for group in groups):
             continue
         pilot = explore(mode)
-        group = Group(pilot, _near(cells, pilot), k)
+        group = Group(pilot, are_near(modes, pilot.x), k)
         if not pilot.converged or not group.near[k]:
             return None
         groups = [other for other in groups if not (other.near <= group.near).all()]  # which it has explored too
@@ -396,9 +396,9 @@ def _groups(modes: ModeMaps, explore: Callable[[Affine], PilotPoints]) -> list[G
             return None
         groups.append(group)
         new = [group]
-        for group in new:  # which grows by what permutations make of it
-            for image in (permuted_pilot(group.pilot, p) for p in modes.symmetries):
-                other = Group(image, _near(cells, image), k)
+        for group in new:  # which grows by what symmetries make of it
+            for there in (image_of_pilot(group.pilot, symmetry) for symmetry in modes.symmetries):
+                other = Group(there, are_near(modes, there.x), k)
                 if not _meets(other, groups):
                     groups.append(other)
                     new.append(other)
@@ -409,16 +409,36 @@ def _meets(group: Group, others: Sequence[Group]) -> bool:
     return any((group.near & other.near).any() for other in others)
 
 
-def _near(cells: Cells, pilot: PilotPoints) -> Tensor:
-    """Tell near which modes (k,) the points of a pilot are."""
-    return cells.counts(pilot.x).cpu() > len(pilot.x) / 100
+def are_near(modes: ModeMaps, x: Tensor) -> Tensor:
+    """Tell near which modes (k,) points x (n, d) are."""
+    return Cells(modes.maps, modes.weights.log()).counts(x).cpu() > len(x) / 100
 
 
-def permuted_pilot(pilot: PilotPoints, permutation: Tensor) -> PilotPoints:
-    """Return a pilot of the coordinates in another order (d,)."""
-    weights, means, covariances = _mixture(pilot)
-    mixture = Components(weights, means[:, permutation], covariances[:, permutation][:, :, permutation])
-    return pilot._replace(x=pilot.x[:, permutation], mean_se=pilot.mean_se[permutation], mixture=mixture)
+def image_of_pilot(pilot: PilotPoints, symmetry: Symmetry) -> PilotPoints:
+    """Return the pilot to which a symmetry takes another."""
+    x, mixture = symmetry(pilot.x), pilot.mixture
+    if not isinstance(symmetry, Exchange):
+        if mixture is not None:
+            mixture = fitted_mixture([x], torch.Generator(x.device).manual_seed(0))
+        return pilot._replace(x=x, mean_se=pilot.error * x.std(0), mixture=mixture)
+    if mixture is not None:
+        order, signs = symmetry
+        covariances = mixture.covariances[:, order][:, :, order] * signs[:, None] * signs
+        mixture = Components(mixture.weights, symmetry(mixture.means), covariances)
+    return pilot._replace(x=x, mean_se=pilot.mean_se[symmetry.order], mixture=mixture)
+
+
+def symmetrised(pilot: PilotPoints, mode: Affine, symmetries: Sequence[Symmetry]) -> tuple[PilotPoints, ModeMaps]:
+    """Return points near all images of a mode under symmetries, as many near each, and these modes."""
+    found = [(mode, pilot)]
+    for a, part in found:  # which grows
+        for g in symmetries:
+            b = image(a, g)
+            if len(found) < MAX_MODES and not any(same_mode(b, other) for other, _ in found):
+                found.append((b, image_of_pilot(part, g)))
+    maps, parts = zip(*found, strict=True)
+    equal = pilot.x.new_full((len(parts),), 1 / len(parts))
+    return put_together(parts, equal, torch.zeros_like(equal)), ModeMaps(list(maps), equal, tuple(symmetries))
 
 
 def by_lines(score_fn: ScoreFunction, modes: ModeMaps) -> DensityFunction:
@@ -439,6 +459,9 @@ def by_lines(score_fn: ScoreFunction, modes: ModeMaps) -> DensityFunction:
             if rough.any():
                 ratio[rough] = log_ratio(score_fn, centre, x[rows[rough]])
             value[rows] += ratio
+        for k, a in enumerate(modes.maps if modes.unweighed else ()):  # a valley may not be where cells meet
+            rows = value.isnan().nonzero()[:, 0]
+            value[rows] = heights[k] + log_ratio(score_fn, a.m, x[rows])
         return value
 
     return log_prob
@@ -472,6 +495,11 @@ def _mixture(pilot: PilotPoints) -> Components:
     return pilot.mixture
 
 
+def _mean(pilot: PilotPoints) -> Tensor:
+    mixture = pilot.mixture
+    return pilot.x.mean(0) if mixture is None else mixture.weights @ mixture.means
+
+
 def put_together(pilots: Sequence[PilotPoints], weights: Tensor, errors: Tensor) -> PilotPoints:
     """Return the points and mixtures of pilots with weights (k,), whose logarithms have standard errors (k,)."""
     most = min(len(pilot.x) / w for pilot, w in zip(pilots, weights.tolist(), strict=True))
@@ -479,15 +507,17 @@ def put_together(pilots: Sequence[PilotPoints], weights: Tensor, errors: Tensor)
     for pilot, w in zip(pilots, weights.tolist(), strict=True):
         n = max(N_LEAST, int(most * w))
         kept.append(pilot.x[torch.linspace(0, len(pilot.x) - 1, min(n, len(pilot.x))).long()])
-    mixtures = [_mixture(pilot) for pilot in pilots]
-    mixture = Components(
-        torch.cat([w * a.weights for w, a in zip(weights, mixtures, strict=True)]),
-        torch.cat([a.means for a in mixtures]),
-        torch.cat([a.covariances for a in mixtures]),
-    )
-    means = torch.stack([a.weights @ a.means for a in mixtures])
+    means = torch.stack([_mean(pilot) for pilot in pilots])
     away = means - weights @ means
     own = torch.stack([pilot.mean_se for pilot in pilots])
     mean_se = ((weights[:, None] * own).square() + ((weights * errors)[:, None] * away).square()).sum(0).sqrt()
-    verdict = min(pilot.verdict for pilot in pilots)
-    return PilotPoints(torch.cat(kept), [len(x) for x in kept], mean_se, verdict, mixture=mixture)
+    verdict, n_of_mode = min(pilot.verdict for pilot in pilots), [len(x) for x in kept]
+    mixtures = [(w, pilot.mixture) for w, pilot in zip(weights, pilots, strict=True) if pilot.mixture is not None]
+    if len(mixtures) < len(pilots):
+        return PilotPoints(torch.cat(kept), n_of_mode, mean_se, verdict)
+    mixture = Components(
+        torch.cat([w * a.weights for w, a in mixtures]),
+        torch.cat([a.means for _, a in mixtures]),
+        torch.cat([a.covariances for _, a in mixtures]),
+    )
+    return PilotPoints(torch.cat(kept), n_of_mode, mean_se, verdict, mixture=mixture)

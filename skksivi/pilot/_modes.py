@@ -7,8 +7,9 @@ lead back, because a narrow mode is found only from its neighbourhood.
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,16 @@ from skksivi.coordinates._affine import FAR, Affine, standard_normal
 from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._mixture import Components, score_divergence
 from skksivi.pilot._newton import MAX_STEPS, jacobians, laplace, search_modes
+from skksivi.pilot._symmetries import (
+    MAX_MODES,
+    N_TRIED,
+    REACH,
+    Symmetry,
+    around,
+    images,
+    same_mode,
+    symmetries_of,
+)
 from skksivi.score._bounds import Bound, call_of
 from skksivi.score._errors import DivergedError
 from skksivi.score._improper import ImproperError
@@ -27,11 +38,11 @@ from skksivi.score._score import DifferentiableScore, Score
 #: numbers in them.
 FEW_STARTS, MAX_STARTS, MAX_IN_STARTS = 8, 96, 1600
 
-#: The squared distance, in standard deviations, within which two modes count as one; in fewer dimensions these.
-REACH = 9.0
-
 #: Share of the target below which a mode is left out.
 MIN_WEIGHT = 1e-3
+
+#: The divergence of scores for each feature below which a Gaussian is like its mode.
+LIKE_GAUSSIAN = 1.0
 
 
 class ModeMaps(NamedTuple):
@@ -43,16 +54,19 @@ class ModeMaps(NamedTuple):
         Maps x = m + L u to them, best first.
     weights : Tensor of shape (k,)
         Their shares of the mass.
-    symmetries : tuple of Tensor of shape (d,)
-        Permutations of the coordinates that leave the target as it is.
+    symmetries : tuple of Symmetry
+        Maps that leave the target as it is and take modes to others.
     ascents : (int, int) or None
         How many ascents of the last round ended at a mode, and how many at a new one; None without ascents.
+    unweighed : tuple of Affine
+        The modes whose share is not known: the score alone does not tell it across a valley where p is zero.
     """
 
     maps: list[Affine]
     weights: Tensor
-    symmetries: tuple[Tensor, ...] = ()
+    symmetries: tuple[Symmetry, ...] = ()
     ascents: tuple[int, int] | None = None
+    unweighed: tuple[Affine, ...] = ()
 
     def mixture(self) -> Components:
         means, covariances = (torch.stack(a) for a in zip(*((a.m, a.L @ a.L.mT) for a in self.maps), strict=True))
@@ -71,12 +85,6 @@ def scattered(x: Tensor, n: int, generator: torch.Generator) -> Tensor:
     return x + torch.where(alike, of_all, of_each) * standard_normal(n, x, generator)
 
 
-def around(mode: Affine, n: int, generator: torch.Generator) -> Tensor:
-    """Return n points three or ten standard deviations from a mode."""
-    scales = torch.tensor([3.0, 10.0]).repeat(-(-n // 2))[:n, None].to(mode.m)
-    return mode.unwhiten(scales * standard_normal(n, mode.m, generator))
-
-
 def find_modes(
     score_fn: DifferentiableScore,
     starts: Tensor,
@@ -88,9 +96,8 @@ def find_modes(
     r"""Search for a mode from each start, and weight the modes by Laplace's approximation.
 
     A mode's share is proportional to :math:`p(m) \det L`, the heights compared by integrals of the score. Two
-    modes within a few standard deviations of each other count as one. If an integral cannot be trusted, the
-    mode that resembles its Gaussian less is dropped: it is a spike, or a flat region far out. If no search has
-    converged, their ends are taken as modes, unless `n_steps` limits the search.
+    modes within a few standard deviations of each other count as one. If no search has converged, their ends are
+    taken as modes, unless `n_steps` limits the search.
 
     Raises
     ------
@@ -111,21 +118,49 @@ def find_modes(
     return ranked(score_fn, distinct, generator)
 
 
-def ranked(score_fn: DifferentiableScore, distinct: list[Affine], generator: torch.Generator) -> ModeMaps:
-    """Return modes with their weights, best first, without modes of negligible weight."""
-    if len(distinct) > 1:
-        distinct = sorted(distinct, key=lambda a: score_divergence(score_fn, a, generator))
-    best, *others = distinct
-    evidence = [best.log_determinant()]
-    kept = [best]
-    for a in others:
+def ranked(
+    score_fn: DifferentiableScore,
+    distinct: list[Affine],
+    generator: torch.Generator,
+    symmetries: Sequence[Symmetry] = (),
+) -> ModeMaps:
+    """Return modes with their weights, best first, without modes of negligible weight.
+
+    Across a valley where p is zero an integral of the score diverges. There the heights are those of the target's
+    own log p, or of an image under a symmetry. Without either the mode is kept, unweighed, with the share of the
+    best. If it does not resemble its Gaussian it is left out: it is a spike, or a flat region far out.
+    """
+    divergences = [0.0] if len(distinct) == 1 else [score_divergence(score_fn, a, generator) for a in distinct]
+    (_, best), *others = sorted(zip(divergences, distinct, strict=True), key=itemgetter(0))
+    kept, evidence, afar = [best], [best.log_determinant()], list[Affine]()
+    for divergence, a in others:
         height = log_ratio(score_fn, best.m, a.m)
+        if not height.isfinite() and divergence < LIKE_GAUSSIAN:
+            height = _height(score_fn, best, a)
+            afar += [] if height.isfinite() else [a]
         if height.isfinite():
             kept.append(a)
             evidence.append(height + a.log_determinant())
+    unweighed, orbits = list[Affine](), [[a, *images([a], symmetries)] for a in kept] if afar else []
+    for a in afar:
+        alike = [k for k, orbit in enumerate(orbits) if any(same_mode(a, b) for b in orbit)]
+        if not alike:
+            unweighed.append(a)
+            orbits.append([a, *images([a], symmetries)])
+        kept.append(a)
+        evidence.append(evidence[alike[0] if alike else 0])
     weights = torch.stack(evidence).softmax(0)
     order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MIN_WEIGHT]
-    return ModeMaps([kept[k] for k in order], weights[order] / weights[order].sum())
+    found = ModeMaps([kept[k] for k in order], weights[order] / weights[order].sum())
+    return found._replace(unweighed=tuple(unweighed))
+
+
+def _height(score_fn: DifferentiableScore, a: Affine, b: Affine) -> Tensor:
+    """Return the difference of the target's own log p at two modes, NaN without one."""
+    if score_fn.log_prob is None:
+        return a.m.new_tensor(math.nan)
+    at_a, at_b = score_fn.log_prob(torch.stack([a.m, b.m])).detach()
+    return at_b - at_a
 
 
 def search_around(
@@ -142,12 +177,6 @@ def search_around(
     n = min(n_starts, MAX_IN_STARTS // starts.shape[1])
     found = find_modes(score_fn, torch.cat([starts, scattered(starts[0], n, generator)]), generator)
     return find_modes(score_fn, around(found.maps[0], n, generator), generator, found.maps)
-
-
-def same_mode(a: Affine, b: Affine) -> bool:
-    """Tell whether one mode is within the range of the other."""
-    reach = min(len(a.m), REACH)
-    return bool(a.whiten(b.m[None]).square().sum() < reach or b.whiten(a.m[None]).square().sum() < reach)
 
 
 # The log-density, the target's own or by line integrals from a mode
@@ -190,8 +219,8 @@ def log_density(score_fn: Score, origin: Affine | None, x: Tensor) -> Tensor:
 # The other modes of a target
 
 
-#: Points of a round from which there are ascents, and the most modes.
-N_STARTS, MAX_MODES = 64, 120
+#: Points of a round from which there are ascents.
+N_STARTS = 64
 
 #: The mean square of a score at which an ascent has arrived, and the steps from which it knows the curvature.
 LEVEL, N_PAIRS = 1e-4, 8
@@ -202,9 +231,6 @@ BACK = 4.0
 
 #: Points at which the score is looked at in 1, 2, ... dimensions.
 N_LOOKS = (128, 512, 1024, 2048, 6144)
-
-#: Points at which a permutation or a period is tried, and the share of a score by which it may be off.
-N_TRIED, BROKEN = 4, 1e-6
 
 #: The difference of modes in all coordinates but one, and of their widths, as a share of these, below which one may
 #: be some periods away from the other.
@@ -217,7 +243,7 @@ def all_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Gen
     There are rounds of ascents, from points around all modes found so far, until one finds no other.
     """
     score_u, symmetries = mode.pull_back(score_fn), symmetries_of(score_fn, mode)
-    kinds, found = [mode], [mode, *_images([mode], symmetries)]
+    kinds, found = [mode], [mode, *images([mode], symmetries)]
     u = torch.cat([mode.whiten(scattered(start, N_STARTS // 2, generator)), contradicting(score_u, start, generator)])
     for _ in range(10):
         n_each = max(4, N_STARTS // (2 * len(kinds)))
@@ -228,11 +254,11 @@ def all_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Gen
         kinds.extend(new)
         found.extend(new)
         check_aperiodic(score_fn, found)
-        found.extend(_images(found, symmetries))
+        found.extend(images(found, symmetries))
         if not new or len(found) > MAX_MODES:
             break
         u = mode.whiten(scattered(start, N_STARTS // 2, generator))
-    return ranked(score_fn, found, generator)._replace(symmetries=symmetries, ascents=ended)
+    return ranked(score_fn, found, generator, symmetries)._replace(symmetries=symmetries, ascents=ended)
 
 
 def _near(a: Affine, first: Affine, u: Tensor) -> Tensor:
@@ -355,9 +381,6 @@ def _new_modes(score_fn: Score, known: Sequence[Affine], u: Tensor) -> list[Affi
     return new
 
 
-# Modes that are alike
-
-
 def check_aperiodic(score_fn: Score, modes: Sequence[Affine]) -> None:
     """Refuse a score that is the same many periods away along a coordinate, some of them from a mode to another.
 
@@ -402,66 +425,3 @@ def _polished(score_fn: Score, mode: Affine) -> Tensor:
     for _ in range(4):
         m = m + mode.unwhiten_direction(mode.whiten_score(score_fn(m[None]).detach()))[0]
     return m
-
-
-def symmetries_of(score_fn: Score, mode: Affine) -> tuple[Tensor, ...]:
-    r"""Return permutations of coordinates that leave a target invariant, :math:`s(x_\pi) = s(x)_\pi`.
-
-    The labels of the components of a mixture are an example. At a point with equal coordinates, those that may be
-    exchanged have equal scores; the Jacobian J of the score there shows which others must be exchanged with them,
-    :math:`J_{\pi_i \pi_j} = J_{ij}`.
-    """
-    d = len(mode.m)
-    centre = mode.m.median().expand(1, d).contiguous()
-    s = score_fn(centre).detach()[0] if d <= 50 else mode.m.new_full((d,), torch.nan)
-    order = s.argsort(stable=True).tolist()
-    equal = s.tolist()
-    pairs = [(i, j) for i, j in itertools.pairwise(order) if _alike(equal[i], equal[j])]
-    if not pairs or not s.isfinite().all():
-        return ()
-    J = jacobians(score_fn, centre)[0].tolist()
-    found = list[Tensor]()
-    for permutation in (torch.tensor(_exchanging(equal, J, *pair), device=s.device) for pair in pairs):
-        moves = permutation.unique().numel() == d and not same_mode(permuted(mode, permutation), mode)
-        if moves and not any(map(permutation.equal, found)) and _is_symmetry(score_fn, mode, permutation):
-            found.append(permutation)
-    return tuple(found)
-
-
-def _exchanging(s: Sequence[float], J: Sequence[Sequence[float]], i: int, j: int) -> list[int]:
-    """Return the permutation (d,) that exchanges i and j, and the coordinates that correspond under it."""
-    permutation = list(range(len(s)))
-    permutation[i], permutation[j] = j, i
-    others = [a for a in range(len(s)) if a not in (i, j)]
-    for a in others:
-        if not _alike(J[i][a], J[j][a]):
-            twins = [b for b in others if all(map(_alike, (s[a], J[j][b], J[i][b]), (s[b], J[i][a], J[j][a])))]
-            permutation[a] = twins[0] if len(twins) == 1 else a
-    return permutation
-
-
-def _alike(a: float, b: float) -> bool:
-    return abs(a - b) <= BROKEN * (abs(a) + abs(b))
-
-
-def _is_symmetry(score_fn: Score, mode: Affine, permutation: Tensor) -> bool:
-    """Tell whether a permutation leaves the score invariant around a mode."""
-    x = around(mode, N_TRIED, torch.Generator(mode.m.device).manual_seed(0))
-    s, s_permuted = score_fn(torch.cat([x, x[:, permutation]])).detach().chunk(2)
-    return bool(((s[:, permutation] - s_permuted).abs() <= BROKEN * s.abs().amax(1, keepdim=True)).all())
-
-
-def permuted(mode: Affine, permutation: Tensor) -> Affine:
-    """Return the mode of the coordinates in another order (d,)."""
-    L = mode.L[permutation]
-    return Affine(mode.m[permutation], torch.linalg.cholesky(L @ L.mT))
-
-
-def _images(modes: Sequence[Affine], symmetries: Sequence[Tensor]) -> list[Affine]:
-    """Return all new images of modes under repeated permutations."""
-    found = list(modes)
-    for mode in found:  # which grows
-        for a in (permuted(mode, permutation) for permutation in symmetries):
-            if len(found) < MAX_MODES and not any(same_mode(a, b) for b in found):
-                found.append(a)
-    return found[len(modes) :]

@@ -32,7 +32,10 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from sklearn.exceptions import ConvergenceWarning
 
+from skksivi._utils.arrays import listed
+from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.coordinates._whitening import GIVEN, MATCHED, Whitening, map_of_pair, starting_points
 from skksivi.parameters import Init, Pilot, Whiten, chains_of
@@ -58,6 +61,7 @@ from skksivi.pilot._stages import (
     WiderSearch,
     run_stages,
 )
+from skksivi.pilot._symmetries import Exchange
 from skksivi.score._errors import DIVERGED, BudgetError
 from skksivi.score._score import Score
 
@@ -161,6 +165,7 @@ def explored(known: Known) -> Found:
     except BudgetError:
         if known.points is None:
             raise
+    known.symmetrise()
     return _by_curvature(known) if known.points is None else _of_points(known, known.points)
 
 
@@ -203,11 +208,19 @@ def _suffices(known: Known) -> bool:
 def _of_points(known: Known, points: PilotPoints) -> Found:
     """Return the map by the mean and the covariance of a pilot."""
     y, mean_se, map_, modes = points.x, points.mean_se, points.map(), known.modes_of_points
+    if modes.unweighed:
+        warn_caller(
+            f"The weight of the mode at {' and at '.join(listed(a.m) for a in modes.unweighed)} is unknown, and "
+            "taken to be that of the best: p is zero between them, or nearly, so that the score alone does not tell. "
+            "Fit a target with its `log_prob`, see skksivi.targets.from_log_prob.",
+            ConvergenceWarning,
+        )
     x = y if points.warp is None else points.warp.unwarp(y)[0]
     if points.warp is not None:
         mean_se = (mean_se / y.std(0)).max() * x.std(0)
     mean, mean_se, sd = (a.cpu().numpy() for a in (x.mean(0), mean_se, x.std(0)))
-    symmetries = torch.stack(modes.symmetries).cpu().numpy() if modes.symmetries else None
+    coded = [g.coded() for g in modes.symmetries if isinstance(g, Exchange)]
+    symmetries = torch.stack(coded).cpu().numpy() if coded else None
     ascents = None if modes.ascents is None else np.array(modes.ascents)
     where = torch.stack([a.m for a in modes.maps])
     found = Whitening(

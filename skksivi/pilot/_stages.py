@@ -12,21 +12,24 @@ from itertools import chain
 from typing import Protocol
 
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._marginals import fitted_marginals
-from skksivi.coordinates._whitening import LAPLACE, Attempt
+from skksivi.coordinates._whitening import LAPLACE, LONG_CHAINS, Attempt
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble
 from skksivi.pilot._faults import fault_of_noise, look_for_jump
 from skksivi.pilot._importance import PartedDraws, pilot_of_mixture, standard_pilot, without_wrong_density
 from skksivi.pilot._mixture import MOST_FEATURES, gaussian_of, matched
-from skksivi.pilot._mode_weights import Weighing, pilot_of_several, pooled, with_mode_weights
-from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, same_mode, search_around
+from skksivi.pilot._mode_weights import Weighing, are_near, pilot_of_several, pooled, symmetrised, with_mode_weights
+from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
 from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, Grade, PilotPoints, Verdict
 from skksivi.pilot._profile import out_of_spike
+from skksivi.pilot._symmetries import Symmetry, images, same_mode, told
 from skksivi.pilot._warped import around_start, by_scales, warped
 from skksivi.score._errors import DIVERGED, DivergedError
 from skksivi.score._improper import ImproperError, has_power_tails
@@ -36,7 +39,7 @@ from skksivi.score._score import Score
 LOGGER = logging.getLogger("skksivi")
 
 #: What finds points, by the names of parts of a fit in `stages_`.
-EXPLORATIONS = {"importance sampling", "short chains", "long chains", "underdamped Langevin chains"}
+EXPLORATIONS = {"importance sampling", "short chains", LONG_CHAINS, "underdamped Langevin chains"}
 
 #: Trajectories of short chains, stage by stage: of features that may be weighed, of more, and those for longer; low
 #: effort takes the first two stages.
@@ -71,7 +74,9 @@ class Known:
     warps : bool
         Whether the coordinates may be warped.
     modes : ModeMaps
-        Those that were found, none at first.
+        Those that were found, none at first; of those that are images of each other one may stand for all.
+    symmetries : tuple of Symmetry
+        Maps that leave the target as it is and take modes to others.
     metric : Affine or None
         A Gaussian near the target.
     ensemble : ChainEnsemble or None
@@ -92,6 +97,7 @@ class Known:
     generator: torch.Generator
     warps: bool
     modes: ModeMaps = NO_MODES
+    symmetries: tuple[Symmetry, ...] = ()
     metric: Affine | None = None
     ensemble: ChainEnsemble | None = None
     points: PilotPoints | None = None
@@ -111,6 +117,31 @@ class Known:
     @property
     def has_one_mode(self) -> bool:
         return len(self.modes.maps) == 1
+
+    def takes_one_for_all(self) -> bool:
+        """Go on with one mode if all are images of it, which points near it then show."""
+        maps, symmetries = self.modes.maps, self.symmetries
+        if not symmetries or len(images(maps[:1], symmetries)) + 1 != len(maps):
+            return False
+        self.modes = self.modes._replace(maps=maps[:1], weights=self.modes.weights.new_ones(1))
+        return True
+
+    def symmetrise(self) -> None:
+        """Take the points near one mode to all of its images, or warn that these are missing."""
+        points, modes = self.points, self.modes_of_points
+        if points is None or not (missing := images(modes.maps, self.symmetries)):
+            return
+        if points.warp is None and len(modes.maps) == 1:
+            self.points, found = symmetrised(points, modes.maps[0], self.symmetries)
+            self.modes_of_points = found._replace(ascents=modes.ascents)
+            return
+        n = len(modes.maps)
+        warn_caller(
+            f"The fit has {n} of {n + len(missing)} modes that are images of each other, and equal in mass: the "
+            f"density does not change with {' or '.join(told(g, self.score.label) for g in self.symmetries[:3])}. If "
+            "one is enough, fix that sign or order in the model, as by a positive loading or increasing means.",
+            ConvergenceWarning,
+        )
 
     @property
     def chains(self) -> ChainEnsemble:
@@ -248,7 +279,7 @@ class IndependentDirections:
         score_y, at_zero = curved.pull_back(known.score), Affine.shift(torch.zeros_like(mode.m))
         ensemble = ChainEnsemble(score_y, matched(score_y, at_zero, known.generator), known.generator)
         found = next((points for points in ensemble.by_metric() if points.converged), None)
-        if found is None:
+        if found is None or not are_near(known.modes, curved.unwarp(found.x)[0]).all():
             return
         if not (known.alone or curved.is_whole):
             start_y = curved.warp(known.starts[:1])[0][0]
@@ -269,6 +300,9 @@ class OtherModes:
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         known.modes = all_modes(known.score, known.starts[0], known.mode, known.generator)
+        known.symmetries = known.modes.symmetries
+        if known.n_features >= MANY_FEATURES and known.takes_one_for_all():
+            return
         if len(known.modes.maps) > 1:
             yield pilot_of_mixture(known.modes.mixture(), N_OF_GAUSSIAN)
 
@@ -292,9 +326,10 @@ class AllModes:
             return first_converged(chain(ensemble.by_metric(), stages))
 
         found = pilot_of_several(known.score, known.modes, explore, known.generator)
-        if found is None:
+        if found is not None:
+            yield found
+        elif not known.takes_one_for_all():
             raise DivergedError
-        yield found
 
 
 def first_converged(pilots: Iterator[PilotPoints]) -> PilotPoints:
@@ -430,13 +465,16 @@ class WiderSearch:
         before, known.modes = known.modes, modes
         if known.points is None:
             yield pilot_of_mixture(modes.mixture(), N_OF_GAUSSIAN)
+            if len(modes.maps) > 1:  # as where p is zero at the start
+                with suppress(*DIVERGED):
+                    yield from AllModes().propose(known)
         elif len(before.maps) == len(modes.maps) == 1 and not same_mode(modes.maps[0], before.maps[0]):
             there = known.from_start(modes.maps[0].m[None], alone=self.n_starts == MAX_STARTS)
             there.attempts = known.attempts
             with suppress(*DIVERGED):
                 run_stages(self.stages, there)
             if there.points is not None and there.points.converged:
-                known.modes = there.modes
+                known.modes, known.symmetries = there.modes, there.symmetries or known.symmetries
                 yield there.points
 
 
@@ -461,7 +499,7 @@ class LongChains:
     Chains that end far from those before do not count as converged.
     """
 
-    name: str = "long chains"
+    name: str = LONG_CHAINS
 
     def applies(self, known: Known) -> bool:
         return bool(known.modes.maps)

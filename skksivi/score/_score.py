@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeGuard
@@ -54,6 +54,16 @@ def function_of(score_fn: UntriedScore | CarriesScore) -> ScoreFunction:
     """Return the score of a target, or the function itself."""
     refuse_class(score_fn)
     return score_fn.score_fn if hasattr(score_fn, "score_fn") else score_fn
+
+
+class Labels(Protocol):
+    """Labels of parameters, such as those of the components of a mixture, in coordinates of the whole space."""
+
+    def log_jacobian(self, x: Tensor, /) -> Tensor:
+        """Return the logarithms (n,) of the Jacobian of the parameters at points x (n, d)."""
+
+    def exchanges(self) -> Iterator[Iterator[list[Callable[[Tensor], Tensor]]]]:
+        """Yield, for each number of labels, the ways in which parameters may have them: the exchanges of two."""
 
 
 class DifferentiableScore(Protocol):
@@ -155,6 +165,8 @@ class Score:
         Names of the coordinates, if the target has them.
     rank : int or None
         The target's, see `skksivi.targets.Target`.
+    labels : Labels or None
+        How labels of the target's parameters may be exchanged, if its coordinates are not these parameters.
     doubt : Doubt or None
         What seems wrong with the domain of the target; it explains a fit that fails.
     advice : str
@@ -182,6 +194,7 @@ class Score:
     mode: Tensor | None = None
     names: tuple[str, ...] = ()
     rank: int | None = None
+    labels: Labels | None = None
     doubt: Doubt | None = None
     advice: str = ""
     tally: Tally = field(default_factory=Tally, compare=False)
@@ -222,7 +235,7 @@ class Score:
         if isinstance(self.score_fn, BlackBox):
             score_fn = BlackBox(score_fn, self.score_fn.kind)
         own = None if self.score_vjp is None else score_vjp
-        bare = replace(self, in_double=None, minibatch=None, parts=None, log_prob=None)
+        bare = replace(self, in_double=None, minibatch=None, parts=None, log_prob=None, labels=None)
         return replace(bare, score_fn=score_fn, score_vjp=own)
 
     def __call__(self, x: Tensor) -> Tensor:

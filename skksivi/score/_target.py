@@ -155,6 +155,8 @@ def _of_target(score: Score, target: TargetOrScore) -> Score:
         score = replace(score, minibatch=lambda generator: _like(score, minibatch(generator)), rewind=rewind)
     if log_prob is not None and not isinstance(score.score_fn, BlackBox):
         score = replace(score, log_prob=partial(_counted, log_prob, score.dtype, score.tally))
+    if (labels := getattr(target, "label_exchanges", None)) is not None:
+        score = replace(score, labels=labels)
     return score
 
 

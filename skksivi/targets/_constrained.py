@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from numbers import Real
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
-from torch.distributions import Transform, biject_to, constraints
+from torch.distributions import StickBreakingTransform, Transform, biject_to, constraints
 
 from skksivi._utils.arrays import as_array, as_tensor
 from skksivi._utils.numbers import check_integer
@@ -105,6 +106,12 @@ class Part(NamedTuple):
     space: str
 
     @property
+    def labelled(self) -> tuple[int, ...]:
+        """The sizes of those axes along which elements may be exchanged, the leading ones."""
+        axes = self.shape[: len(self.shape) - self.transform.codomain.event_dim]
+        return (*axes, self.shape[-1]) if isinstance(self.transform, StickBreakingTransform) else axes
+
+    @property
     def free_shape(self) -> tuple[int, ...]:
         """The shape of its coordinates."""
         return tuple(self.transform.inverse_shape(self.shape))
@@ -119,6 +126,57 @@ class Part(NamedTuple):
         return each.reshape(len(x), math.prod(each.shape[1:])).sum(1)
 
 
+class PartLabels:
+    """The axes of the parts of a constrained target that may have the same labels.
+
+    Parameters
+    ----------
+    parts : dict of str to Part
+    """
+
+    def __init__(self, parts: Mapping[str, Part]) -> None:
+        self.parts = list(parts.values())
+
+    def _columns(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.split([math.prod(part.free_shape) for part in self.parts], -1)
+
+    def log_jacobian(self, x: Tensor) -> Tensor:
+        """Return the logarithms (n,) of the Jacobian of the parameters at points x (n, d)."""
+        each = [part.log_jacobian(c, part.value(c)) for part, c in zip(self.parts, self._columns(x), strict=True)]
+        return torch.stack(each).sum(0)
+
+    def exchanges(self) -> Iterator[Iterator[list[Callable[[Tensor], Tensor]]]]:
+        """Yield, for each number of labels, the ways in which parameters may have them: the exchanges of two."""
+        for k in sorted({size for part in self.parts for size in part.labelled if size > 1}):
+            yield self._ways(k)
+
+    def _ways(self, k: int) -> Iterator[list[Callable[[Tensor], Tensor]]]:
+        """Yield exchanges of k labels, those first that as many axes have."""
+        own = [[axis for axis, size in enumerate(part.labelled) if size == k] for part in self.parts]
+        some = ([axes[:n] for n in range(len(axes), -1, -1)] + [axes[1:]] * (len(axes) > 1) for axes in own)
+        ways = sorted(itertools.islice(itertools.product(*some), 1000), key=lambda way: -sum(map(len, way)))
+        for way in ways[:16]:  # each is tried at two points
+            if any(way):
+                yield [self._exchange(way, k, i) for i in range(k - 1)]
+
+    def _exchange(self, way: tuple[list[int], ...], k: int, i: int) -> Callable[[Tensor], Tensor]:
+        """Return the map that exchanges labels i and i + 1 of k."""
+        order = torch.arange(k)
+        order[i], order[i + 1] = i + 1, i
+
+        def exchanged(x: Tensor) -> Tensor:
+            columns = list(self._columns(x))
+            for j, (part, axes) in enumerate(zip(self.parts, way, strict=True)):
+                if axes:
+                    value = part.value(columns[j])
+                    for axis in axes:
+                        value = value.index_select(axis + 1, order.to(x.device))
+                    columns[j] = part.transform.inv(value).reshape(len(x), -1)
+            return torch.cat(columns, -1)
+
+        return exchanged
+
+
 class ConstrainedTarget(NamedTarget):
     """A target of a log-density of named parameters."""
 
@@ -127,6 +185,7 @@ class ConstrainedTarget(NamedTarget):
         super().__init__(coordinate_names({name: part.free_shape for name, part in parts.items()}, spaces))
         self._log_prob = log_prob
         self._parts = dict(parts)
+        self.label_exchanges = PartLabels(parts)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Evaluate log p at each row of x (n, d), the logarithm of the Jacobian included."""

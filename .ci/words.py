@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 WORDS = {
     r"(that|those) of(?! (a kind|interest))\b|(?<!most\s)(?<!some\s)\bof which\b": "name the noun; two sentences",
     r"\b(climb\w*|ascents?|settled?|settling)\b": "mode search; converged, of chains only; stable",
-    r"\b(grade[sd]?|grading|judg\w+)\b": "score (goodness of fit); compare, check, verdict",
+    r"\b(graded|grading|judg(ed|ing|e?ments?))\b": "score (goodness of fit); compare, check, verdict",
     r"\b(weighed|masses of modes|stray|astray)\b": "importance resampling; mode weights; outlier",
     r"\b(mend(s|ed|ing)?|dear(er|est)?|strangers?|for ever|anew|smeared|at hand|in place of)\b": "say it plainly",
     r"\b(can|cannot) be had\b|\b(is|are) (no|but) (function|model|positive|table|target)s?\b": "is available; is not",

@@ -3,7 +3,7 @@ One good fit and three bad ones
 ===============================
 
 A converged loss does not mean that the fit is good. `skksivi.diagnose` runs eleven checks and suggests a remedy for
-each that fails. Here are a good fit and three that went wrong in different ways. No single check finds all three.
+each that warns. Here are a good fit and three that went wrong in different ways. No single check finds all three.
 
 The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
@@ -117,7 +117,7 @@ print(report)
 figure = report.plot()
 # sphinx_gallery_start_ignore
 figure.set_label(
-    "Report on a Gaussian fitted to heavy tails: the list of checks has Pareto k-hat and tails in orange; the other "
+    "Report on a Gaussian fitted to heavy tails: the list of checks has errors, tails and shape in orange; the other "
     "panels look right."
 )
 if args.output:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from skksivi.inference._expectation import expectation
     from skksivi.inference._importance import certificate, evidence, importance_sample, refine
     from skksivi.inference._modes import modes
+    from skksivi.inference._summary import summary
     from skksivi.persistence import load, save
     from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 
@@ -68,6 +69,7 @@ __all__ = [
     "plotting",
     "refine",
     "save",
+    "summary",
     "targets",
     "terms",
     "to_arviz",
@@ -84,6 +86,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
             "inference._expectation": ["expectation"],
             "inference._importance": ["certificate", "evidence", "importance_sample", "refine"],
             "inference._modes": ["modes"],
+            "inference._summary": ["summary"],
             "_paper": ["paper_settings"],
             "amortized": ["AmortizedKSIVI"],
             "diagnostics": ["diagnose"],

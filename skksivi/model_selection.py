@@ -156,9 +156,9 @@ def neg_divergence_scorer(*, n_samples: int = 1000) -> Scorer:
     >>> from skksivi.model_selection import Replicates, neg_divergence_scorer
     >>> from skksivi.targets import XShaped
     >>> search = GridSearchCV(
-    ...     KSIVIApproximator(max_iter=200, whiten="laplace", random_state=0),
+    ...     KSIVIApproximator(max_iter=500, whiten="laplace", random_state=0),
     ...     {"learning_rate": [1e-5, 1e-2]},
-    ...     scoring=neg_divergence_scorer(n_samples=500),
+    ...     scoring=neg_divergence_scorer(n_samples=1000),
     ...     cv=Replicates(1),
     ... ).fit(XShaped())
     >>> search.best_params_

@@ -21,9 +21,10 @@ from skksivi.base import BaseApproximator, check_draws
 from skksivi.estimators._checkpoint import PARTS
 from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
-from skksivi.families._derived import Defended, Pooled, Refined, Reweighted, asks_for_score, with_score
+from skksivi.families._derived import DefensiveMixture, Pooled, Refined, Reweighted, asks_for_score, with_score
 from skksivi.families._samplers import Chains, Gaussian, Layer, Layers, Particles
 from skksivi.families._weights import Certificate
+from skksivi.judge._verdict import Errors, Grade, Verdict
 from skksivi.pilot._mode_weights import Cells
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.predictors._process import Process
@@ -100,13 +101,14 @@ def _named(*modules: Any) -> dict[str, Kind]:  # noqa: ANN401
 #: The classes that a file may name, and those of them that are saved by themselves.
 KINDS: Kinds = {
     **PARTS,
+    "Grade": Kind(Grade, lambda grade: {"value": int(grade)}, Grade),
     **_named(annealing, baselines, kernels, mixing, parameters, terms),
     **{
         cls.__name__: kind_of(cls)
         for cls in (
             *(KSIVIApproximator, HKSIVIApproximator, KSIVIRegressor, KSIVIClassifier, AmortizedKSIVI),
-            *(Gaussian, Particles, Chains, Layer, Layers, Reweighted, Defended, Refined, Pooled, Cells),
-            *(Certificate, Stage, Process, SkipNetwork, Conditional, DeepSets),
+            *(Gaussian, Particles, Chains, Layer, Layers, Reweighted, DefensiveMixture, Refined, Pooled, Cells),
+            *(Certificate, Errors, Verdict, Stage, Process, SkipNetwork, Conditional, DeepSets),
         )
     },
 }

@@ -446,6 +446,7 @@ def test_callbacks_see_the_stages_and_change_nothing(of_normal):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:KL:sklearn.exceptions.ConvergenceWarning")  # after a training that is short
 def test_a_callback_sees_the_training_and_can_end_it(short_networks):
     """The budget is for more than a hundred iterations; one that ends after a hundred spends less."""
     told = Told()

@@ -304,7 +304,7 @@ def test_a_fit_that_comes_to_no_end_returns_the_best():
         return -x * (1 + 3 * (1e7 * x.sum(1, keepdim=True)).sin())
 
     q = KSIVIApproximator(whiten=Pilot(budget=5000), random_state=0)
-    with pytest.warns(ConvergenceWarning, match="were spent before the training began"):
+    with pytest.warns(ConvergenceWarning, match="The noise of the score"):
         q.fit(score_fn, n_features=3)
     assert np.isfinite(q.sample(100)).all()
 

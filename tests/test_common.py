@@ -52,6 +52,7 @@ from skksivi import (
     importance_sample,
     modes,
     refine,
+    summary,
     to_arviz,
 )
 from skksivi.base import LEAST_WIDTH, BaseApproximator
@@ -387,7 +388,30 @@ def test_a_fit_of_data_points_to_the_predictors(q, kind):
             clone(q).fit(*arguments)
 
 
-OF_A_FIT = [certificate, diagnose, ensemble, evidence, expectation, importance_sample, modes, refine, to_arviz]
+def test_the_summary_of_any_fit_is_the_posterior_or_says_why_not(fitted):
+    """Five standard errors of one of four numbers are exceeded with probability 3e-6."""
+    found = summary(fitted, GaussianTarget(), n_samples=200, random_state=0)
+    numbers = np.column_stack([found.mean, found.sd])
+    se = np.column_stack([found.mean_se, found.sd_se])
+    if np.isnan(se).any():
+        assert "their errors are unknown" in found.warning
+        assert set(found.notes) == {"errors unknown"}
+    else:
+        assert (np.abs(numbers - [[1, 2**0.5], [-2, 0.5**0.5]]) < 5 * se).all()
+
+
+OF_A_FIT = [
+    certificate,
+    diagnose,
+    ensemble,
+    evidence,
+    expectation,
+    importance_sample,
+    modes,
+    refine,
+    summary,
+    to_arviz,
+]
 
 
 @cache

@@ -103,7 +103,7 @@ def test_copies_of_a_fit_share_its_weight():
     np.testing.assert_allclose(sides(found), 0.5, atol=0.05)
     assert abs(found.log_z.value) < 4 * found.log_z.se + 0.01
     np.testing.assert_allclose(found.elbo, -math.log(2), atol=0.1)  # of one mode of two
-    assert importance_sample(found.pooled, PAIR_TARGET, random_state=0).share > 0.8
+    assert importance_sample(found.pooled, PAIR_TARGET, random_state=0).share > 0.5  # half of the draws are wider
     X = found.sample(4000, random_state=0)
     assert abs((X[:, 0] > 0).mean() - 0.5) < 0.05 + 4 * 0.008
     log_q = found.score_samples(X[:50])

@@ -18,7 +18,14 @@ from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
 from skksivi.inference._expectation import WeightedDraws, control_variates
 from skksivi.pilot._mode_weights import Cells
-from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, from_score_fn
+from skksivi.targets import (
+    Banana,
+    BayesianLogisticRegression,
+    Minibatches,
+    Target,
+    from_log_prob,
+    from_score_fn,
+)
 
 
 def products(X):
@@ -53,16 +60,45 @@ def test_means_and_covariances_of_gaussians_are_exact_by_wrong_draws(d, shift, r
 def test_a_shifted_fit_gives_the_moments_of_the_target():
     """A Gaussian that is off by 0.3 sd; what is outside the span is still off, and `shift` tells."""
     q = Laplace(random_state=0).fit(lambda x: 0.3 - x, n_features=3)
-    found = expectation(q, lambda x: -x, random_state=0)
-    assert (np.abs(found.plain.value) > 0.2).all()
-    assert (np.abs(found.shift) > 4).all()
-    assert (found.variance_reduction > 1e6).all()
-    assert 2000 < found.n_score_calls < 4000  # with those by which the score is checked
-    np.testing.assert_allclose(found.value, 0, atol=1e-6)
-    np.testing.assert_array_equal(expectation(q, lambda x: -x, random_state=0).value, found.value)
-    np.testing.assert_allclose(expectation(q, lambda x: -x, products, random_state=0).value, np.eye(3), atol=1e-5)
-    far = expectation(q, lambda x: -x, lambda X: X[:, 0] > 1, random_state=0)
+    X = q.sample(2000, random_state=0)
+    for weighted in (False, True):
+        draws = (q, lambda x: -x) if weighted else (X, -X)
+        found = expectation(*draws, random_state=0)
+        assert (np.abs(found.plain.value) > 0.2).all() == (not weighted)
+        assert (np.abs(found.shift) > 4).all() == (not weighted)
+        assert (found.variance_reduction > 1e6).all()
+        np.testing.assert_allclose(found.value, 0, atol=1e-6)
+        np.testing.assert_array_equal(expectation(*draws, random_state=0).value, found.value)
+        np.testing.assert_allclose(expectation(*draws, products, random_state=0).value, np.eye(3), atol=1e-5)
+    far = expectation(X, -X, lambda X: X[:, 0] > 1)
     assert abs(far.value - stats.norm.sf(1)) < abs(far.plain.value - stats.norm.sf(1)) / 2
+
+
+def test_calls_are_those_that_were_made():
+    """Of a weighted fit log p at 2,000 draws and scores at those that matter; by the score alone integrals."""
+
+    n = [0]
+
+    def score_fn(x):
+        n[0] += len(x)
+        return -x
+
+    class Normal(Target):
+        n_features = 2
+
+        def log_prob(self, x):
+            n[0] += len(x)
+            return -x.square().sum(-1) / 2
+
+        def score_fn(self, x):
+            return score_fn(x)
+
+    q = Laplace(random_state=0).fit(lambda x: 0.3 - x, n_features=2)
+    for kind, most in ((Normal(), 4100), (score_fn, 150_000)):
+        n[0] = 0
+        found = expectation(q, kind, random_state=0)
+        assert 2000 < found.n_score_calls < most
+        assert 0 <= n[0] - found.n_score_calls <= 4  # by which a function is looked at first
 
 
 @pytest.mark.parametrize("name", ["Laplace", "KSIVIApproximator", "MeanFieldVI", "SVGD", "MALA"])
@@ -76,8 +112,7 @@ def test_every_kind_of_approximator_has_the_moments_of_its_target(name):
         second = expectation(q, GaussianTarget(), products, random_state=0)
         np.testing.assert_allclose(second.value, COVARIANCE + torch.outer(MEAN, MEAN), atol=1e-3)
     if has_density(q) and name != "MeanFieldVI":
-        weighed = expectation(q, GaussianTarget(), weights=True, random_state=0)
-        np.testing.assert_allclose(weighed.value, MEAN, atol=1e-4)
+        assert (found.se < 1e-3).all()
 
 
 # What the standard errors cover
@@ -173,10 +208,29 @@ def test_control_variates_without_a_variance_are_left_out():
 # Weights
 
 
+@pytest.mark.slow
+def test_intervals_of_fits_cover_what_the_fits_lack():
+    """Of 100 intervals of 95%, of tails that are cut or longer than those of the fit, at least 86."""
+    rng = np.random.RandomState(0)
+
+    def f(X):
+        return np.column_stack([X, X**2, X > 1, np.abs(X)])
+
+    for target, X in (
+        (from_log_prob(lambda x: (2 * x - x.exp()).sum(-1), 1), np.log(rng.gamma(2.0, size=(10**6, 1)))),
+        (from_log_prob(lambda x: -4.5 * (x.square() / 8).log1p().sum(-1), 1), rng.standard_t(8, size=(10**6, 1))),
+    ):
+        q, exact = Laplace(random_state=0).fit(target), f(X).mean(0)
+        found = [expectation(q, target, f, n_samples=500, random_state=seed) for seed in range(100)]
+        assert np.isfinite([e.se for e in found]).all()
+        covered = np.mean([abs(e.value - exact) < 1.96 * e.se for e in found], 0)
+        assert (covered >= 0.86).all(), covered
+
+
 def test_weights_take_the_bias_from_what_control_variates_leave():
     """Five standard errors: a false alarm in 10^6."""
     q = Laplace(random_state=0).fit(lambda x: 0.3 - x, n_features=1)
-    found = expectation(q, lambda x: -x, lambda X: X > 1, weights=True, random_state=0)
+    found = expectation(q, lambda x: -x, lambda X: X > 1, random_state=0)
     assert abs(found.value - stats.norm.sf(1)) < 5 * found.se
     assert abs(found.plain.value - stats.norm.sf(1)) < 5 * found.plain.se
     assert found.variance_reduction > 1.3
@@ -184,11 +238,22 @@ def test_weights_take_the_bias_from_what_control_variates_leave():
     assert abs(refined.value - stats.norm.sf(1)) < 5 * refined.se + 0.01  # it may lack 1% of the target
 
 
-def test_weights_that_cannot_be_trusted_are_refused():
-    with pytest.raises(ValueError, match=r"shape k = .*an expectation would rest on a few draws"):
-        expectation(Laplace().fit(Banana()), Banana(), weights=True, random_state=0)
-    with pytest.raises(TypeError, match="SVGD has no density"):
-        expectation(good_fit("SVGD"), GaussianTarget(), weights=True)
+def test_weights_that_cannot_be_trusted_leave_no_finite_error():
+    q = Laplace().fit(Banana())
+    found, X = expectation(q, Banana(), random_state=0), q.sample(2000, random_state=0)
+    np.testing.assert_allclose(found.plain.value, X.mean(0), atol=0.15)  # of the fit, not of the target
+    assert (found.n_control_variates >= 2).all()
+    assert np.isinf([found.se, found.plain.se]).all()
+    np.testing.assert_array_equal(found.variance_reduction, 1)
+
+
+@pytest.mark.filterwarnings("ignore:The target seems bounded")
+def test_where_a_function_is_undefined_at_draws_of_the_fit_it_is_no_control_variate():
+    """Of N(0, 1) above zero, and logarithms."""
+    half = from_log_prob(lambda x: torch.where(x[:, 0] > 0, -x.square().sum(-1) / 2, -np.inf), n_features=1)
+    q = Laplace(random_state=0).fit(lambda x: -x, n_features=1)
+    found = expectation(q, half, lambda X: np.log(X) if (X > 0).all() else np.log(X.clip(0)), random_state=0)
+    assert np.isfinite(found.value).all()
 
 
 def test_chains_keep_the_weights_of_their_modes():
@@ -270,8 +335,6 @@ WRONG_KINDS = [
     ((X, -X, lambda X: X + 1j), {}, "`f(X)` must hold real numbers"),
     ((X, -X, 3), {}, "`f` must be a function of (X), got 3"),
     ((X, "scores"), {}, "`target` must hold real numbers"),
-    ((X, -X), {"weights": True}, "`weights` needs an approximator"),
-    ((X, -X), {"weights": 1}, "`weights` must be True or False, got 1"),
     ((KSIVIRegressor(), -X), {}, "got a KSIVIRegressor; fit it, and pass model.approximator_"),
     ((Laplace, -X), {}, "`est` must be a fitted approximator"),
 ]

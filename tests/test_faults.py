@@ -227,6 +227,7 @@ def test_an_error_at_any_call_leaves_the_earlier_fit_or_a_whole_one(call):
     assert any(np.array_equal(X, Y) for Y in draws)
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_warning_that_is_made_an_error_does_not_cost_the_fit(tmp_path):
     q = clone(SHORT).set_params(checkpoint=tmp_path / "fit.ckpt", checkpoint__every=10)
     with pytest.raises(UserWarning, match="too wide"):

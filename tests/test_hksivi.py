@@ -15,10 +15,11 @@ from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
 from skksivi.estimators._start import Start
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron
+from skksivi.judge._verdict import Grade, Verdict
 from skksivi.kernels import Gaussian
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, StudentTDraws
 from skksivi.parameters import Pilot
-from skksivi.pilot._points import Grade, PilotPoints, Verdict
+from skksivi.pilot._points import PilotPoints
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import BayesianLogisticRegression, EightGaussians, Minibatches, XShaped

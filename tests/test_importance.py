@@ -26,9 +26,10 @@ from skksivi import (
 )
 from skksivi._utils.psis import generalised_pareto, pareto_smoothed
 from skksivi.baselines import SVGD, Laplace
-from skksivi.diagnostics._checks import moments_by_weights
 from skksivi.families._derived import Refined
 from skksivi.families._weights import N_CHEAP
+from skksivi.judge._numbers import Numbers
+from skksivi.judge._verdict import Errors
 from skksivi.mixing import StudentT
 from skksivi.targets import Banana, EightGaussians, Target, from_log_prob
 
@@ -104,7 +105,7 @@ COORDINATES = {  # log p on the line, its mean and standard deviation
 
 @pytest.mark.slow
 def test_errors_of_divergences_are_honest_where_tails_are_longer_than_those_of_the_fit():
-    """In standard errors the mean square is about one; in those of what the draws have shown it is above two."""
+    """In standard errors the mean square is about one, with what a tail may add and without."""
     rng, z = np.random.RandomState(0), []
     for seed in range(100):
         parts = [COORDINATES[kind] for kind in rng.choice([*COORDINATES], rng.randint(1, 7))]
@@ -119,11 +120,11 @@ def test_errors_of_divergences_are_honest_where_tails_are_longer_than_those_of_t
     assert len(z) > 60
     honest, shown = np.square(z).mean(0)
     assert honest < 1.5
-    assert shown > 2
+    assert shown < 1.5
 
 
 def test_a_divergence_does_not_rest_on_where_no_draw_of_the_fit_is():
-    """Log p of -e^x is -10^100 and less where the Student t reaches, and of no importance to the fit."""
+    """Log p of -e^x is -10^100 and less where the Student t where the wider draws reach."""
     target = from_log_prob(lambda x: (x - x.exp()).sum(-1), n_features=4)
     q = fitted([special.digamma(1)] * 4, [special.polygamma(1, 1) ** 0.5] * 4)
     found = [importance_sample(q, target, random_state=seed).certificate() for seed in range(20)]
@@ -164,11 +165,12 @@ def test_expectations_are_those_of_the_target():
 
 
 @given(d=st.integers(1, 5), seed=st.integers(0, 1000))
-def test_the_moments_of_a_fit_to_itself_differ_by_nothing(d, seed):
-    """By weights of the same draws, however heavy the tails; those of separate draws differ by noise."""
+def test_the_numbers_of_a_fit_to_itself_differ_by_nothing(d, seed):
+    """By the fit as a control variate, however heavy the tails; those of separate draws differ by noise."""
     sample = importance_sample(fitted([0.0] * d, [1.0] * d), gaussian([0.0] * d, [1.0] * d), random_state=seed)
-    moments = np.array(moments_by_weights(sample))
-    np.testing.assert_allclose(moments, [np.zeros((2, d)), [np.ones(d), np.zeros(d)]], atol=2e-3)
+    levels = np.array([0.05, 0.95])
+    posterior = sample.rows.numbers(sample.X, sample.draws, levels)
+    assert Errors.between(Numbers.of_draws(sample.draws, levels), posterior).worst(0).excess < 0.05
 
 
 def test_ratios_without_a_tail_to_trust_are_refused():
@@ -210,7 +212,7 @@ def test_draws_where_the_target_has_no_density_weigh_nothing():
     assert np.isfinite(eubo.value)
     assert sample.certificate().divergence == math.inf
     nowhere = from_log_prob(lambda x: torch.where(x[:, 0] > 4, -x[:, 0], -math.inf), n_features=1)
-    with pytest.raises(ValueError, match=r"finite log-density at \d+ of 1800 draws"):
+    with pytest.raises(ValueError, match=r"finite log-density at \d+ of 1000 draws"):
         importance_sample(fitted([0.0], [1.0]), nowhere, random_state=0)
 
 
@@ -225,7 +227,7 @@ def test_draws_whose_density_is_not_a_number_are_left_out():
         def score_fn(self, x):
             return -x
 
-    with pytest.warns(UserWarning, match="of 1800 draws are left out: the density of `target` is NaN there"):
+    with pytest.warns(UserWarning, match="of 1000 draws are left out: the density of `target` is NaN there"):
         sample = importance_sample(fitted([0.0], [1.0]), Broken(), random_state=0)
     assert (sample.X > -1).all()
     assert 0.1 < sample.left_out < 0.2
@@ -234,11 +236,13 @@ def test_draws_whose_density_is_not_a_number_are_left_out():
         sample.expectation(np.sum)
 
 
-def test_tails_that_no_draw_has_reached_are_seldom_trusted():
-    """Of a Student t with 3 degrees of freedom in 10 dimensions and N(0, I): k alone looks harmless."""
+def test_tails_that_no_draw_of_the_fit_has_reached_are_in_expectations():
+    """Of a Student t with 3 degrees of freedom in 10 dimensions; by N(0, I) the mean of |x| is .80."""
     heavy = from_log_prob(lambda x: -6.5 * (x.square().sum(-1) / 3).log1p(), n_features=10)
     q = fitted([0.0] * 10, [1.0] * 10)
-    assert sum(importance_sample(q, heavy, random_state=seed).trusted for seed in range(10)) <= 1
+    for seed in range(5):
+        value, se = importance_sample(q, heavy, random_state=seed).expectation(lambda X: np.abs(X).mean(1))
+        assert abs(value - 2 * math.sqrt(3) / math.pi) < 4 * se < 0.6
 
 
 # Refined fits
@@ -325,7 +329,7 @@ def test_a_refined_fit_is_a_copy_that_is_saved_without_its_target(tmp_path):
 
 def test_what_cannot_be_refined_is_named():
     with pytest.raises(ValueError, match=r"shape k = .*a refined fit would rest on a few draws. Improve the fit"):
-        refine(Laplace().fit(Banana()), Banana(), random_state=0)
+        refine(fitted([40.0] * 8, [0.1] * 8), gaussian([0.0] * 8, [1.0] * 8), random_state=0)
     with pytest.raises(NotFittedError):
         refine(Laplace(), Banana())
     target, q = gaussian([0.0], [1.0]), fitted([0.0], [1.0])
@@ -351,24 +355,19 @@ def test_a_fit_has_the_certificate_of_its_draws():
         q = quick().fit(known, n_features=3)
         found, full = q.certificate_, certificate(q, target, random_state=0)
         assert found.trusted
-        assert abs(found.divergence - full.divergence) < 1e-5 + 5 * math.hypot(found.se, full.se)
+        assert abs(found.divergence - full.divergence) < 1e-4 + 5 * math.hypot(
+            found.se, full.se
+        )  # and the bias of ratios of sums
 
 
 def test_it_takes_a_thousand_scores_and_changes_no_draw(monkeypatch):
-    asked = [0]
-
-    def score_fn(x):
-        asked[0] += len(x)
-        return -x
-
-    monkeypatch.setattr("skksivi.estimators._trained.is_certified", lambda _: False)
-    q = quick().fit(score_fn, n_features=2)
-    n, X = asked[0], q.sample(5)
-    monkeypatch.setattr("skksivi.estimators._verdict.cheap_certificate", lambda *_: None)
-    asked[0] = 0
-    without = quick().fit(score_fn, n_features=2)
-    assert 0 < n - asked[0] <= 2 * 1000  # at the start and at the end
-    np.testing.assert_array_equal(without.sample(5), X)
+    q = KSIVIApproximator(random_state=0).fit(torch.neg, n_features=2)
+    (n_calls,) = (stage.n_calls for stage in q.stages_ if stage.name == "certificate")
+    assert 500 < n_calls < 1300
+    monkeypatch.setattr("skksivi.estimators._judge.weighted_draws", lambda *_: None)
+    without = KSIVIApproximator(random_state=0).fit(torch.neg, n_features=2)
+    assert without.certificate_ is None
+    np.testing.assert_array_equal(without.sample(5), q.sample(5))
 
 
 @pytest.mark.parametrize(
@@ -379,7 +378,7 @@ def test_bad_fits_are_told_by_their_certificate(shift, ratio, wrong, recwarn):
     q = KSIVIApproximator(whiten=whiten, train=False, random_state=0).fit(gaussian([0.0, 0.0], [1.0, 1.0]))
     assert q.certificate_.trusted
     messages = [str(w.message) for w in recwarn if w.category is ConvergenceWarning]
-    assert any(re.search(r"q\|\|p\) \+ KL\(p\|\|q\) is .* nats", m) for m in messages) == wrong
+    assert any(re.search(r"The fit is wrong: .* from the posterior", m) for m in messages) == wrong
 
 
 @pytest.mark.slow
@@ -389,7 +388,6 @@ def test_what_has_no_cheap_certificate_has_none():
 
     assert quick(mixing=mixing).fit(log_gamma(3.0, 2)).certificate_ is None
     ring = EightGaussians()
-    assert quick().fit(ring.score_fn, n_features=2).certificate_ is None  # its peaks are too narrow for seven points
     assert quick().fit(ring).certificate_.trusted
     short = HKSIVIApproximator(max_iter=2, batch_size=8, n_layers=2, random_state=0)
     assert short.fit(gaussian([0.0], [1.0])).certificate_ is None
@@ -423,7 +421,7 @@ def test_certificates_are_saved_and_made_anew_by_warm_starts(tmp_path):
     before = q.certificate_
     save(q, tmp_path / "q.skksivi")
     assert load(tmp_path / "q.skksivi").certificate_ == before
-    with pytest.warns(ConvergenceWarning, match="too far from the target"):
+    with pytest.warns(ConvergenceWarning, match="from the posterior's"):
         q.fit(gaussian([0.0], [2.0]))
     assert q.certificate_.divergence > before.divergence
 

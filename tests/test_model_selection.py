@@ -255,7 +255,7 @@ def test_neg_divergence_is_that_of_gaussians():
     grades = np.array([neg_divergence_scorer()(q, target[k]) for k in range(1, 17)])
     divergence = (1 + m**2) / (2 * s**2) + (s**2 + m**2) / 2 - 1
     assert abs(grades.mean() + divergence) < 5 * grades.std(ddof=1) / 4
-    assert neg_divergence_scorer()(q, from_score_fn(standard_score, 2)) == pytest.approx(0, abs=1e-6)
+    assert neg_divergence_scorer()(q, from_score_fn(standard_score, 2)) == pytest.approx(0, abs=1e-4)
 
 
 def test_neg_ksd_is_the_formula_of_its_docstring():

@@ -106,16 +106,45 @@ def test_a_search_that_finds_new_modes_to_its_end_says_so():
 
 
 def test_a_missed_mode_has_a_probability():
+    """It grows as modes get narrower and, of more dimensions than looks are for, is nearly one."""
     q = KSIVIApproximator(random_state=0).fit(MIXTURES["apart"].score_fn, n_features=2)
     n, n_new = q.whitening_.ascents
+    assert n > 0
     assert n_new == q.whitening_.unseen == 0
-    assert q.whitening_.missed(0.05) == pytest.approx(0.95**n)
-    assert q.whitening_.missed(1.0) == 0
+    by_width = [q.whitening_.missed(0.3, width) for width in (1.0, 0.2, 0.05, 0.01)]
+    assert by_width[:2] == [0, 0]
+    assert by_width == sorted(by_width)
+    assert by_width[-1] > 0.9
+    assert replace(q.whitening_, modes=np.zeros((1, 20))).missed(0.3, 0.5) > 0.9
     nothing = replace(q.whitening_, ascents=None)
     assert nothing.missed(0.05) == 1
     assert math.isnan(nothing.unseen)
-    with pytest.raises(ValueError, match="`share` is a share of the ascents"):
+    with pytest.raises(ValueError, match="`weight` is the share"):
         nothing.missed(1.5)
+    with pytest.raises(ValueError, match="`width` is a share"):
+        nothing.missed(0.5, 2.0)
+
+
+@pytest.mark.parametrize(("d", "width", "thorough"), [(2, 0.1, False), (3, 0.2, False), (3, 0.05, True)])
+def test_narrow_modes_are_found_where_nearly_none_is_missed(d, width, thorough):
+    for seed in range(4):
+        p = apart(d, 5.5, (1.0, width), (0.7, 0.3), seed)
+        found = all_modes(
+            as_score(p.score_fn, d=d),
+            origin(d),
+            Affine(origin(d), unit(d)),
+            generator(seed),
+            thorough=thorough,
+        )
+        assert len(found.maps) == 2
+
+
+def test_a_mode_of_more_mass_is_found_from_the_prior_alone():
+    """It is where the prior is, too far for ascents from around zero; the other is 20 nats below."""
+    law = GaussianMixture([[0.0] * 8, [200.0] * 8], weights=[1e-9, 1])
+    law.prior_draws = lambda n, seed: np.random.RandomState(seed).normal(200, 3, (n, 8))
+    q = KSIVIApproximator(random_state=0).fit(law)
+    assert np.abs(q.sample(100, random_state=0) - 200).max() < 6
 
 
 def test_a_diagnosis_tells_that_the_search_did_not_end():
@@ -137,7 +166,7 @@ def test_no_other_mode_is_found_where_there_is_none(seed):
 
 
 def test_the_score_of_a_gaussian_contradicts_nothing():
-    assert len(contradicting(as_score(lambda u: -u, d=3), origin(3), generator())) == 0
+    assert len(contradicting(as_score(lambda u: -u, d=3), origin(3), generator(), 1024)) == 0
 
 
 # Symmetries

@@ -24,7 +24,7 @@ CASES = {
     "lost tails": (
         StudentT(),
         LAPLACE,
-        r"tails that the fit lacks.*: set whiten='auto'",
+        r"is wrong.*: set whiten='auto'",
         {"whiten": "auto", "mixing": "auto"},
     ),
 }

@@ -68,7 +68,7 @@ def test_a_stage_ends_the_pilot_of_its_target(stage, score_fn, d):
     settings = {"skip": ("independent directions",)} if stage == "matched Gaussian" else {}
     whitening, points, verdicts = pilot_of(score_fn, d, **settings)
     assert list(verdicts)[-1] == stage
-    assert verdicts[stage].startswith("weights count (J = ")
+    assert verdicts[stage].startswith("reliable weights (J = ")
     assert points.converged
     assert whitening.converged
 
@@ -182,7 +182,7 @@ def test_more_of_the_budget_makes_more_chains():
 def test_weights_are_good_enough_by_divergence_and_errors(J, se, error, n_rounds, good):
     """Of two features: .03 nats each at once, later .1, and .05 for sure; errors up to .02 at once, later .03."""
     verdict = judge_weights((J, se), error, 2, n_rounds)
-    assert verdict.converged == good
+    assert verdict.good == good
     beyond = {f"J = {J:.2g} nats > {most:.2g}" for most in (0.06, 0.1, 0.2)} | {
         "errors 0.025 > 0.02",
         "errors 0.04 > 0.03",
@@ -202,7 +202,7 @@ def test_weights_are_good_enough_by_divergence_and_errors(J, se, error, n_rounds
 )
 def test_chains_are_believed_that_agree(rhat, error, d, n, good):
     verdict = judge_chains(rhat, error, d, n)
-    assert verdict.converged == good
+    assert verdict.good == good
     assert (verdict.reason == "R-hat 1.05 > 1.03") == (rhat == 1.05)
 
 
@@ -219,8 +219,8 @@ def test_small_errors_of_many_features_raise_a_verdict():
     assert rough.judged().grade == Grade.SMALL_ERRORS
     assert rough._replace(mean_se=0.2 * torch.ones(MANY_FEATURES)).judged().grade == Grade.ROUGH
     assert PilotPoints(x[:, :5], [500], 0.05 * torch.ones(5)).judged().grade == Grade.ROUGH
-    assert max(Verdict(grade) for grade in Grade).grade == Grade.WEIGHTS_COUNT
-    assert not Verdict(Grade.SMALL_ERRORS).converged
+    assert max(Verdict(grade) for grade in Grade).grade == Grade.RELIABLE_WEIGHTS
+    assert not Verdict(Grade.SMALL_ERRORS).good
 
 
 # What is told, and what goes wrong

@@ -143,11 +143,10 @@ def test_a_start_that_is_clearly_better_is_returned_with_a_warning(cls, whiten):
     )  # the layers of an exact base are a little wide
 
 
-def test_nothing_is_said_of_a_start_that_is_better_than_a_training_that_is_good(quiet):
+def test_nothing_is_said_of_a_training_that_is_good_though_its_start_was_better(quiet):
     q = KSIVIApproximator(whiten="laplace", max_iter=1000, random_state=0).fit(torch.neg, n_features=20)
-    assert (q.best_iter_, q.fitted_by_) == (0, "Laplace approximation")
-    assert q.n_iter_ > 0
-    assert q.certificate_.divergence < 1e-6
+    assert q.best_iter_ == q.n_iter_ > 0
+    assert q.verdict_.good
 
 
 @pytest.mark.parametrize("cls", BOTH)

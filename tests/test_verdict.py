@@ -11,19 +11,9 @@ from plain_targets import as_score
 
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Identity
-from skksivi.estimators._verdict import (
-    MAX_FEATURES,
-    Judge,
-    WhenGood,
-    better,
-    is_good,
-    not_worse,
-    recentred,
-    remark_of,
-)
-from skksivi.families._weights import Certificate
-from skksivi.parameters import Pilot
-from skksivi.pilot._points import MANY_FEATURES
+from skksivi.estimators._judge import better
+from skksivi.estimators._verdict import WhenGood, recentred, remark_of
+from skksivi.judge._verdict import Errors, Grade, Verdict
 from skksivi.training._guard import Departure, Watch, Worsening
 from skksivi.training._run import Fit
 
@@ -45,58 +35,44 @@ def layer(shift=0.0, d=D):
 LAYER = layer()
 
 
-def certificate(divergence=0.0, se=0.01, trusted=True):
-    return Certificate(divergence, se, se, 0.2, 0.9, trusted)
+def verdict(grade, error=0.0, se=0.01):
+    zero = np.zeros(D)
+    errors = Errors(zero + error, zero + se, zero, zero + se, np.zeros((2, D)), np.full((2, D), se))
+    return Verdict(grade, f"the mean is {error} sd off", errors=errors)
 
 
 def fit_of(sampler=LAYER, found=None, best_iter=5, n_iter=5, **report):
-    return Fit(
-        sampler,
-        {"certificate_": found, "best_iter_": best_iter, "n_iter_": n_iter, "fitted_by_": "", "score_checksum_": ""}
-        | report,
-    )
+    kept = {"certificate_": None, "verdict_": found, "fitted_by_": "", "score_checksum_": ""}
+    return Fit(sampler, kept | {"best_iter_": best_iter, "n_iter_": n_iter} | report)
 
 
 # The better of two
 
 
+GOOD, WRONG, ROUGH = Grade.RELIABLE_WEIGHTS, Grade.WRONG, Grade.ROUGH
+
+
 @pytest.mark.parametrize(
-    ("new", "kept"),
+    ("old", "new", "kept"),
     [
-        (certificate(0.0), True),
-        (certificate(0.105), True),  # within the noise
-        (certificate(0.2), False),
-        (certificate(0.2, se=0.1), True),
-        (None, True),
+        (verdict(GOOD), verdict(GOOD, 0.08), True),
+        (verdict(GOOD), verdict(WRONG, 0.3), False),
+        (verdict(GOOD), Verdict(ROUGH), False),
+        (verdict(WRONG, 0.5), verdict(WRONG, 0.3), True),
+        (verdict(WRONG, 0.3), verdict(WRONG, 0.5), False),
+        (verdict(ROUGH, 0.3), verdict(WRONG, 0.2), True),
+        (Verdict(ROUGH), Verdict(ROUGH), True),
+        (None, verdict(WRONG, 0.5), True),
     ],
 )
-def test_the_start_is_returned_if_it_is_better_beyond_noise(new, kept):
-    before, trained = fit_of(found=certificate(0.1), best_iter=0), fit_of(found=new)
+def test_the_start_is_returned_with_a_word_if_the_training_is_worse(old, new, kept):
+    before, trained = fit_of(found=old, best_iter=0), fit_of(found=new)
     found = better(trained, before)
     assert (found is trained) == kept
     if not kept:
         assert found.report["best_iter_"] == 0
-        assert "is 0.2 nats at its end and was 0.1" in found.remark
-    assert better(trained, fit_of()) is trained
-
-
-def test_small_divergences_make_no_difference():
-    trained = fit_of(found=certificate(0.0074, se=0.0))
-    assert better(trained, fit_of(found=certificate(0.0, se=0.0))) is trained
-
-
-@pytest.mark.parametrize(("shift", "kept"), [(0.0, True), (0.2, True), (2.0, False)])
-def test_a_training_that_leads_away_is_undone(shift, kept):
-    start = SimpleNamespace(whitening=LAYER.whitening)
-    judge = Judge(SCORE, LAYER.whitening.map, 0)
-    moved = replace(LAYER, family=Shifted(LAYER.family, shift))
-    before, trained = fit_of(best_iter=0), fit_of(moved)
-    found = not_worse(trained, before, judge, start)
-    assert (found is trained) == kept
-    assert not_worse(trained._replace(remark="of another kind"), before, judge, start).sampler is moved
-    several = SimpleNamespace(whitening=replace(LAYER.whitening, modes=np.zeros((2, D))))
-    assert not_worse(trained, before, judge, several) is trained
-    assert not_worse(fit_of(moved, best_iter=0), before, judge, start).sampler is moved
+        assert found.report["verdict_"] is old
+        assert "did not improve on its start, which is returned" in found.remark
 
 
 class Shifted:
@@ -110,39 +86,6 @@ class Shifted:
         return SimpleNamespace(x=self.family.draw(n, generator).x + self.shift)
 
 
-# Whether a start will do
-
-
-@pytest.mark.parametrize(
-    ("found", "d", "converged", "effort", "good"),
-    [
-        (certificate(0.0), D, False, "auto", True),
-        (certificate(1.0), D, True, "auto", False),
-        (certificate(1.0), D, True, "low", True),
-        (certificate(1.0, trusted=False), D, True, "auto", False),
-        (certificate(3.0, trusted=False), MANY_FEATURES, True, "auto", True),
-        (certificate(3.0, trusted=False), MANY_FEATURES, False, "auto", False),
-        (None, D, True, "auto", True),
-        (None, D, False, "auto", False),
-        (None, MAX_FEATURES + 1, False, "auto", True),
-        (None, MAX_FEATURES, False, "auto", False),
-    ],
-)
-def test_a_start_is_good_by_its_certificate_or_by_its_chains(found, d, converged, effort, good):
-    sampler = replace(LAYER, family=SimpleNamespace(n_features=d))
-    whitening = replace(LAYER.whitening, converged=converged)
-    assert is_good(fit_of(sampler, found), whitening, Pilot(effort=effort)) == good
-    assert not is_good(fit_of(SimpleNamespace(n_features=d)), whitening, None)
-
-
-def test_small_errors_of_many_features_will_do():
-    sd = np.ones(MANY_FEATURES)
-    whitening = replace(LAYER.whitening, converged=False, sd=sd, mean_se=0.05 * sd)
-    sampler = replace(LAYER, family=SimpleNamespace(n_features=MANY_FEATURES))
-    assert is_good(fit_of(sampler), whitening, None)
-    assert not is_good(fit_of(sampler), replace(whitening, mean_se=0.2 * sd), None)
-
-
 # When a training ends
 
 
@@ -150,7 +93,7 @@ def progress_of(family):
     return SimpleNamespace(iterate=SimpleNamespace(averaged=nullcontext), module=family)
 
 
-def test_a_training_ends_when_its_certificate_is_good():
+def test_a_training_ends_when_the_judge_finds_no_error():
     hook = WhenGood(lambda family: replace(LAYER, family=family), SCORE, 0)
     assert not hook.at_end
     assert hook(progress_of(LAYER.family))

@@ -274,7 +274,7 @@ def test_high_effort_is_no_worse_where_long_chains_are():
     )
     assert high.whitening_.converged
     assert str(high.whitening_.warp) == str(auto.whitening_.warp)
-    assert high.n_score_calls_ == auto.n_score_calls_
+    assert high.n_score_calls_ >= auto.n_score_calls_  # it looks at more points for narrow modes
 
 
 def test_drivers_of_points_that_have_converged_are_skewed():

@@ -49,9 +49,9 @@ from skksivi.diagnostics import Diagnosis, diagnose
 from skksivi.estimators._fingerprint import answers_at
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.estimators._start import Past
-from skksivi.estimators._trained import FAILED_DIVERGENCE
 from skksivi.families._samplers import CHUNK, Layer
 from skksivi.families._weights import cheap_certificate
+from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.parameters import Nested, Pilot, check_widths
 from skksivi.score._tally import Stage, Tally
 from skksivi.score._target import resolve_score
@@ -341,11 +341,11 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
                 f"No certificate could be computed at {outcome.n_uncertified} held-out contexts, as for separated "
                 "modes or draws far from the posterior: check the fit by `diagnose`."
             )
-        bad = [c for c in outcome.certificates if not c.divergence <= FAILED_DIVERGENCE * self.n_features_in_]
+        bad = [c for c in outcome.certificates if not c.divergence <= THRESHOLDS.divergence * self.n_features_in_]
         if 2 * len(bad) > len(outcome.certificates):
             worst = max(c.divergence for c in bad)
             messages.append(
-                f"KL(q||p) + KL(p||q) is above {FAILED_DIVERGENCE} nats per feature at {len(bad)} of "
+                f"KL(q||p) + KL(p||q) is above {THRESHOLDS.divergence} nats per feature at {len(bad)} of "
                 f"{len(outcome.certificates)} held-out contexts, and at most {worst:.2g}: raise `max_score_calls`, "
                 "give more contexts, or correct the fit to one context by `refine`."
             )
@@ -543,7 +543,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
             n_values, n_products = n_values + explored.n_score_calls_, n_products + explored.n_products_
             # of two fits without a certificate the one that has seen the posterior
             est = explored if _divergence(explored) <= _divergence(est) else est
-        if not _is_within(est, FAILED_DIVERGENCE):
+        if not _is_within(est, THRESHOLDS.divergence):
             est = est.set_params(train=True, warm_start=True, max_iter=max_iter, whiten="auto")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # the certificate says it

@@ -60,6 +60,11 @@ class AngularTarget(NamedTarget):
             (pulled_back,) = torch.autograd.grad([points, log_jacobian], x, [s.to(x), torch.ones_like(x[:, 0])])
         return pulled_back.to(s)
 
+    def prior_draws(self, n: int, seed: int) -> np.ndarray:
+        """Draw at most n points (k, d) from the prior, with angles as their own densities suggest."""
+        X, is_angle = self._one.prior_draws(n, seed), self.is_angle.numpy()
+        return np.where(is_angle, np.random.RandomState(seed).normal(size=X.shape), X)
+
     def _points(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the points (n, d) of the target, and the logarithm (n,) of the Jacobian, up to a constant."""
         is_angle, middle, c = self.is_angle.to(x.device), self.middle.to(x), self.spread.to(x)

@@ -66,6 +66,17 @@ class ForeignTarget(NamedTarget):
         # Outside its support a density often has a gradient of zero, as a mode has.
         return value, score.where(value.isfinite().unsqueeze(-1), torch.nan)
 
+    def prior_draws(self, n: int, seed: int) -> np.ndarray:
+        """Draw at most n points (k, d) from the prior of the model, none from one that is improper, or unknown."""
+        try:
+            X = np.asarray(self._from_prior(n, seed), dtype=np.float64)
+        except Exception:  # whatever a library says of a flat prior, which has no draws
+            return np.empty((0, self.n_features))
+        return X[np.isfinite(X).all(1)]
+
+    def _from_prior(self, _n: int, _seed: int) -> np.ndarray:
+        return np.empty((0, self.n_features))
+
     @abstractmethod
     def _evaluate(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log p (n,) and its gradient (n, d) at X (n, d)."""

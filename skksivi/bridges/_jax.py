@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
@@ -44,7 +44,8 @@ class Compiled(NamedTuple):
 class JaxTarget(ForeignTarget):
     """A target of a log-density of one point, which is a tree of arrays like `example`.
 
-    Parameters are the arrays of the tree, or what `constrain_one` returns for it.
+    Parameters are the arrays of the tree, or what `constrain_one` returns for it. With a key `draw_one` returns a
+    point of the prior.
     """
 
     _compiled: Compiled
@@ -56,6 +57,7 @@ class JaxTarget(ForeignTarget):
         example: object,
         constrain_one: Constrain | None = None,
         spaces: Mapping[str, str] | None = None,
+        draw_one: Callable[[Array], object] | None = None,
     ) -> None:
         jax = import_library("jax", "jax")
         leaves, self._tree = jax.tree.flatten_with_path(example)
@@ -64,7 +66,7 @@ class JaxTarget(ForeignTarget):
         }
         super().__init__(coordinate_names(self._shapes, spaces))
         self._log_density = log_density
-        self._constrain_one = constrain_one
+        self._constrain_one, self._draw_one = constrain_one, draw_one
         self._compiled = self._compile()
         self._probe()
 
@@ -86,6 +88,13 @@ class JaxTarget(ForeignTarget):
         """Return the product of the symmetric Jacobian of the score at x (n, d) with v (n, d)."""
         X, V = (a.detach().cpu().numpy() for a in (x, v))
         return as_tensor_like(self._call(self._compiled.product, X, V), x).to(x)
+
+    def _from_prior(self, n: int, seed: int) -> np.ndarray:
+        jax = import_library("jax", "jax")
+        if self._draw_one is None:
+            return super()._from_prior(n, seed)
+        z = jax.jit(jax.vmap(self._draw_one))(jax.random.split(jax.random.key(seed), n))
+        return np.concatenate([np.reshape(leaf, (n, -1)) for leaf in jax.tree.leaves(z)], 1)
 
     def _evaluate(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._call(self._compiled.value_and_gradient, X)
@@ -271,9 +280,22 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     model = import_library("numpyro", "numpyro").handlers.reparam(model, config=_as_angle)
     info = _initialized(model, model_args=args, model_kwargs=kwargs)
     spaces = _spaces(info.model_trace)
-    target = JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn, spaces)
+    draw_one = partial(_drawn, model, list(info.param_info.z), args, kwargs)
+    density = partial(_negative, info.potential_fn)
+    target = JaxTarget(density, info.param_info.z, info.postprocess_fn, spaces, draw_one)
     reparametrised = [name.removesuffix("_factor") for name in info.model_trace if name.endswith("_factor")]
     return on_one_period(target, [f"{name}_unwrapped" for name in reparametrised])  # by CircularReparam
+
+
+def _drawn(
+    model: Callable[..., object], latent: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Array
+) -> dict[str, Array]:
+    """Return the latent sites of a model, drawn from their prior, on the whole line."""
+    handlers = import_library("numpyro.handlers", "numpyro")
+    util = import_library("numpyro.infer.util", "numpyro")
+    seeded = handlers.seed(model, key)
+    trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+    return util.unconstrain_fn(seeded, args, kwargs, {name: trace[name]["value"] for name in latent})
 
 
 def _as_angle(site: Mapping[str, Any]) -> object:

@@ -81,6 +81,9 @@ class PymcTarget(BlackBoxTarget):
         k = len(points)
         return np.concatenate([np.reshape(part, (n, -1)) for part in drawn[:k]], 1), list(drawn[k:])
 
+    def _from_prior(self, n: int, seed: int) -> np.ndarray:
+        return self.simulate(n, (), seed)[0]
+
     def __getstate__(self) -> dict[str, object]:
         # PyMC's models need cloudpickle, which comes with it, and not as joblib calls it.
         return {**super().__getstate__(), "_model": import_library("cloudpickle", "pymc").dumps(self._model)}

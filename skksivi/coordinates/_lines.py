@@ -55,7 +55,7 @@ def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
     Parameters
     ----------
     score_fn : callable
-    a : Tensor of shape (d,)
+    a : Tensor of shape (d,) or (n, d)
     b : Tensor of shape (n, d)
 
     Returns
@@ -72,11 +72,41 @@ def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
     outer, inner = math.sqrt(2 / 3), 1 / math.sqrt(5)
     nodes = a.new_tensor([1 - outer, 1 - inner, 1, 1 + inner, 1 + outer, 2])
     points = torch.lerp(a, b, nodes[:, None, None] / 2)
-    s_a, s = score_fn(a[None]).detach(), score_fn(points.flatten(0, 1)).detach().view(points.shape)
+    s_a, s = score_fn(a.reshape(-1, a.shape[-1])).detach(), score_fn(points.flatten(0, 1)).detach().view(points.shape)
     f1, f2, f3, f4, f5, f_b = (s * (b - a)).sum(-1)
     ends = (s_a * (b - a)).sum(-1) + f_b
     ratio = (77 * ends + 432 * (f1 + f5) + 625 * (f2 + f4) + 672 * f3) / 2940
     return ratio, ratio - (ends + 5 * (f2 + f4)) / 12
+
+
+def in_panels(score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Integrate the score along lines by Kronrod's rule in panels, the first as long as the inner part of a target,
+    each other four times: one panel would pass over that where a line leads far out.
+
+    Parameters
+    ----------
+    score_fn : callable
+    a : Tensor of shape (d,)
+    b : Tensor of shape (n, d)
+    lengths : Tensor of shape (n,)
+        Of the lines, in units of the inner part.
+
+    Returns
+    -------
+    log_ratio, gap : Tensor of shape (n,)
+        As by `kronrod`, the gaps added up.
+    """
+    ends = torch.lerp(a, b, (1 / lengths.clamp_min(1))[:, None])
+    ratio, gap = kronrod(score_fn, a, ends)
+    gap, reached = gap.abs(), torch.ones_like(lengths)
+    while (rows := (lengths > reached).nonzero()[:, 0]).numel():
+        reached[rows] *= 4
+        further = torch.lerp(a, b[rows], (reached[rows] / lengths[rows]).clamp_max(1)[:, None])
+        more, its_gap = kronrod(score_fn, ends[rows], further)
+        ratio[rows] += more
+        gap[rows] += its_gap.abs()
+        ends[rows] = further
+    return ratio, gap
 
 
 def _lobatto(n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from skksivi._utils.arrays import as_numbers, as_tensor
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._composed import Coordinates
+from skksivi.coordinates._looks import share_missed
 from skksivi.parameters import Init, Pilot, Whiten
 
 #: What finds the map where no chains do.
@@ -64,8 +65,8 @@ class Whitening(Coordinates):
     n_score_calls : int
         Points at which the score was evaluated.
     converged : bool
-        Whether the points of the pilot are good enough that nothing better was needed: draws by importance whose
-        weights count, or chains that agree.
+        Whether the points of the pilot are good enough that nothing better was needed: draws by importance with
+        reliable weights, or chains that agree.
     mean, mean_se, sd : ndarray of shape (d,) or None
         Moments of the pilot, and standard errors of its mean; with whiten="auto" and "diagonal".
     symmetries : ndarray of shape (n_symmetries, d) or None
@@ -74,6 +75,8 @@ class Whitening(Coordinates):
     ascents : ndarray of shape (2,) or None
         How many ascents of the last round of the search ended at a mode, and how many at a new one; None if no
         other modes were searched.
+    n_looks : int
+        Points at which the score was looked at for narrow modes, in one to five dimensions.
     found_by : str
         What has found the map and, with a pilot, its points.
     attempts : list of Attempt
@@ -91,6 +94,7 @@ class Whitening(Coordinates):
     sd: np.ndarray | None = None
     symmetries: np.ndarray | None = None
     ascents: np.ndarray | None = None
+    n_looks: int = 0
     found_by: str = LAPLACE
     attempts: Sequence[Attempt] = ()
     by_score: bool = False
@@ -106,18 +110,32 @@ class Whitening(Coordinates):
         n, n_new = (0, 0) if self.ascents is None else self.ascents.tolist()
         return n_new / n if n else math.nan
 
-    def missed(self, share: float) -> float:
-        """Return the probability that the last round missed a mode to which this share of its ascents leads.
+    def missed(self, weight: float, width: float = 1.0) -> float:
+        """Return the probability that the search missed a Gaussian mode beside a single other one, also Gaussian.
+
+        It is the share of such modes, at distances of four to eight standard deviations of the other, whose density
+        is the larger one at none of the points around that one from which, or at which, the search looks. From all
+        others the score leads away. Of some dimensions on, this is nearly one for any narrow mode.
+
+        Parameters
+        ----------
+        weight : float
+            Its share of the mass.
+        width : float, default=1.0
+            Its width, as a share of the other's.
 
         Raises
         ------
         ValueError
-            `share` is not from 0 to 1.
+            `weight` is not between 0 and 1, or `width` not from 0 to 1.
         """
-        if not 0 <= share <= 1:
-            raise ValueError(f"`share` is a share of the ascents, from 0 to 1, got {share}.")
-        n = 0 if self.ascents is None else int(self.ascents[0])
-        return float((1 - share) ** n)
+        if not 0 < weight < 1:
+            raise ValueError(f"`weight` is the share of the mass of a mode, between 0 and 1, got {weight}.")
+        if not 0 < width <= 1:
+            raise ValueError(f"`width` is a share of the width of a mode, from 0 to 1, got {width}.")
+        if self.ascents is None:
+            return 1.0
+        return share_missed(self.modes.shape[1], self.n_looks, weight, width)
 
     def report(self) -> str:
         """Return a line for each stage of the pilot: its cost, and how good the points were after it, and why."""

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
-from skksivi._utils.psis import most_trusted, pareto_smoothed
+from skksivi._utils.psis import most_trusted
 from skksivi.diagnostics._report import Check
-from skksivi.diagnostics._view import MAX_SHIFT, N_SE, View, judged
+from skksivi.diagnostics._view import N_SE, View, judged
+from skksivi.estimators._judge import of_weights
 from skksivi.families._derived import knows_density, unweighted
 from skksivi.families._samplers import Chains
-from skksivi.families._weights import Estimate, ImportanceSample, importance_weights
+from skksivi.families._weights import LEAST_EFFECTIVE, MOST_LEFT_OUT, ImportanceSample, importance_weights
+from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.metrics import ksd_test
 from skksivi.stein._discrepancy import FixedKernelKSD
 
@@ -27,11 +29,8 @@ MAX_PVALUE = 0.01
 #: The squared discrepancy of a whitened Gaussian, per coordinate and per squared shift: E k(u, u') is about this.
 KSD_OF_SHIFT = 1 / math.sqrt(3)
 
-#: Number of draws with importance ratios, and the effective share above which their tail does not matter.
-N_WEIGHED, HARMLESS = 2000, 0.95
-
-#: Largest accepted divergence per feature, in nats, and logarithm of a ratio of standard deviations.
-MAX_DIVERGENCE, MAX_LOG_RATIO = 0.05, math.log(1.1)
+#: The most draws that are weighted.
+N_WEIGHED = 2000
 
 #: Blocks of the last quarter of the loss, and the accepted share of its total fall there.
 N_BLOCKS, MAX_FALL = 24, 0.05
@@ -51,10 +50,10 @@ def check_ksd(view: View) -> Check:
         return judge.map.whiten_score(view.score(judge.map.unwhiten(on_device))).to(u)
 
     test = ksd_test(as_array(u), score_u, kernel=judge.kernel, n_bootstrap=N_BOOTSTRAP, random_state=view.seed)
-    allowed = d * MAX_SHIFT**2 * KSD_OF_SHIFT
+    allowed = d * THRESHOLDS.mean**2 * KSD_OF_SHIFT
     text = f"{test.statistic:.2g}, up to {allowed:.2g} allowed; a test of 0 has p = {test.pvalue:.2g}"
     far = test.pvalue < MAX_PVALUE and test.statistic > allowed
-    todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
+    todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
     return judged("KSD", test.statistic, text, f"The draws do not come from the target: {todo}." if far else None)
 
 
@@ -65,60 +64,31 @@ def importance_sample_of(view: View) -> ImportanceSample:
     return importance_weights(view.sampler, view.score, view.x[view.finite][:N_WEIGHED], view.seed)
 
 
-def check_ratios(view: View, sample: ImportanceSample) -> Check:
-    """Check the tail of the importance ratios."""
-    r = sample.log_ratios[sample.of_fit]
-    log_weights, k = pareto_smoothed(r[np.isfinite(r)])
-    w, limit = np.exp(log_weights - log_weights.max()), most_trusted(len(r))
-    share = w.sum() ** 2 / np.square(w).sum() / len(r)
-    text = f"{k:.2f}, up to {limit:.2f} allowed, effective share {share:.1%}"
-    todo = view.advice("whiten", "mixing", "max_iter")
-    lost = k > limit and share < HARMLESS
-    far = not sample.trusted and share < math.exp(-MAX_DIVERGENCE * sample.X.shape[1])
-    lacks = "lacks tails or a part of the target next to its draws"
-    what = lacks if lost else "is too far from the target for importance weights"
-    return judged("Pareto k-hat", k, text, f"The fit {what}: {todo}." if lost or far else None)
+def check_weights(view: View, sample: ImportanceSample) -> Check:
+    """Check whether the importance weights are reliable."""
+    w, v, n = sample.weights, sample.weights_of_fit, len(sample.weights)
+    effective, lost = sample.share * n, w[w > 10 * v].sum()
+    text = f"effective sample size {effective:,.0f} of {n:,}, k-hat {sample.k:.2f}; "
+    text += f"{lost:.1%} of the mass where p > 10 q"
+    if sample.left_out > MOST_LEFT_OUT:
+        why = f"the log-density of the target is unknown at {sample.left_out:.0%} of the draws: give it a `log_prob`"
+        return judged("weights", effective, text, f"The weights are not reliable, since {why}.")
+    needed = f"effective sample size {LEAST_EFFECTIVE} or more and k-hat {most_trusted(n):.2f} or less"
+    remedy = f"The fit is too far from the target for reliable weights ({needed}): "
+    remedy += f"{view.advice('whiten', 'mixing', 'max_iter')}."
+    return judged("weights", effective, text, None if sample.trusted else remedy)
 
 
-def check_divergence(view: View, sample: ImportanceSample) -> Check:
-    """Check the divergence from the target, and the mean and the spread of each coordinate, by the weights."""
-    if not sample.trusted:
-        raise ValueError(
-            f"k-hat is {sample.k:.2f}, the effective share {sample.share:.1%}: the weights are uninformative"
-        )
-    (J, se, se_below, *_), d = sample.certificate(), sample.X.shape[1]
-    (shift, shift_se), (square, square_se) = (map(np.asarray, found) for found in moments_by_weights(sample))
-    off = np.abs(shift) - N_SE * shift_se - MAX_SHIFT
-    wide = np.abs(np.log(square)) / 2 - N_SE * square_se / (2 * square) - MAX_LOG_RATIO
-    text = f"{J:.2g} nats, standard error {se:.1g}, up to {MAX_DIVERGENCE * d:.2g} allowed"
-    todo, remedy = view.advice("whiten", "mixing", "max_iter"), None
-    i, j = int(off.argmax()), int(wide.argmax())
-    if J - N_SE * se_below > MAX_DIVERGENCE * d:
-        remedy = f"The draws do not come from the target: {todo}."
-    if wide[j] > 0:
-        way = "narrow" if square[j] > 1 else "wide"
-        ratio = f"the sd of the target is {square[j] ** 0.5:.2f} times theirs"
-        remedy = f"The draws are too {way} in {view.score.label(j)}, {ratio}: {todo}."
-    if off[i] > 0:
-        where = f"{shift[i]:+.2f} sd from the mean of the draws"
-        remedy = f"The mean of the target in {view.score.label(i)} is {where}: {todo}."
-    return judged("divergence", J, text, remedy)
-
-
-def moments_by_weights(sample: ImportanceSample) -> tuple[Estimate, Estimate]:
-    """Return means and mean squares (d,) of the target, in units u of the moments of the fit, with standard errors.
-
-    Both use weights of the same draws, so that heavy tails affect them equally.
-    """
-    n, w, v = len(sample.weights), sample.weights[:, None], sample.weights_of_fit[:, None]
-    centred = sample.X - (v * sample.X).sum(0)
-    u = centred / np.sqrt((v * np.square(centred)).sum(0))
-
-    def mean(f: np.ndarray, of_fit: float) -> Estimate:
-        value = (w * f).sum(0)
-        return Estimate(value, n**0.5 * (w * (f - value) - v * (f - of_fit)).std(0))
-
-    return mean(u, 0.0), mean(np.square(u), 1.0)
+def check_errors(view: View, sample: ImportanceSample) -> Check:
+    """Check the means, standard deviations and quantiles of the draws against the posterior's, by the weights."""
+    verdict = of_weights(sample, view.score)
+    if not sample.trusted or verdict.errors is None:
+        raise ValueError("the weights are not reliable")
+    if verdict.good and verdict.errors.se > 1:  # within the noise, which is no proof that it is small
+        raise ValueError(f"the standard errors are up to {verdict.errors.se:.1f} times what is allowed")
+    text = f"{verdict.reason}; up to {THRESHOLDS.mean:g} sd and {THRESHOLDS.sd:.0%} allowed"
+    remedy = f"A number read off the draws is wrong: {view.correction('whiten', 'mixing', 'max_iter')}."
+    return judged("errors", verdict.errors.worst(0).excess, text, None if verdict.good else remedy)
 
 
 def check_loss(view: View) -> Check:

@@ -1,24 +1,26 @@
 r"""One report on a fit, without draws from the target.
 
 No single number identifies a good fit. The discrepancy detects wrong locations and shapes but not wrong weights of
-modes, importance ratios detect lost tails, Stein's identity detects wrong widths, and the loss shows whether the
-training had converged.
+modes, weighted draws detect wrong numbers and lost tails, Stein's identity detects wrong widths, and the loss shows
+whether the training had converged.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, as_array, make_seed, resolve_device
 from skksivi._utils.numbers import check_integer
 from skksivi.base import BaseApproximator, check_fit
 from skksivi.diagnostics._checks import (
-    check_divergence,
+    check_errors,
     check_ksd,
     check_loss,
-    check_ratios,
+    check_weights,
     check_whitening,
     importance_sample_of,
 )
@@ -27,7 +29,7 @@ from skksivi.diagnostics._geometry import check_outliers, geometry_and_modes
 from skksivi.diagnostics._identities import check_means, check_variances, stein_moments
 from skksivi.diagnostics._report import Check, Diagnosis
 from skksivi.diagnostics._view import REFUSALS, View, guarded
-from skksivi.families._derived import unweighted
+from skksivi.families._derived import Refined, unweighted
 from skksivi.families._samplers import Chains, Particles, Sampler
 from skksivi.score._score import ScoreFunction
 from skksivi.score._target import compared_score
@@ -50,16 +52,18 @@ def diagnose(
         than for a Gaussian whose mean is shifted by 0.1 standard deviations in every coordinate, 0.006 per feature.
         It is insensitive to the weights of modes and to a missing mode. For dependent draws, of chains or particles,
         the p-value is approximate.
-    "Pareto k-hat"
-        The shape of the tail of the importance ratios :math:`r = p(x) / q(x)`. Above
-        :math:`\min(1 - 1 / \log_{10} n, 0.7)` the fit lacks tails or a part of the target next to its draws, unless
-        the ratios are practically equal, with an effective share :math:`(E r)^2 / E r^2` of 95% or more. Also warns
-        of a share below both 45% and :math:`e^{-0.05 d}`. Needs a fit with a density. For a target without
-        `log_prob`, log p is the integral of the score along lines.
-    "divergence"
-        :math:`\mathrm{KL}(q \| p) + \mathrm{KL}(p \| q)` by the same weights, see `skksivi.certificate`. Warns above
-        0.05 nats per feature, and of coordinates whose mean is off by 0.1 standard deviations of the draws, or whose
-        spread is off by 10%, in each case by more than four standard errors. Needs an acceptable k-hat.
+    "weights"
+        The effective sample size of 2,000 importance-weighted draws, half of them from Gaussians wider than the fit,
+        see `skksivi.importance_sample`, and the share of the mass of the target p where the fit q has less than a
+        tenth of its density. Warns if the weights are not reliable: an effective sample size below 30, or a k-hat,
+        the shape of the tail of the ratios, above :math:`\min(1 - 1 / \log_{10} n, 0.7)`. Needs a fit with a
+        density. For a target without `log_prob`, log p is the integral of the score along lines.
+    "errors"
+        How far a mean, standard deviation, 5% or 95% quantile read off the draws is from the posterior's, by these
+        weights: the largest error in units of what is allowed, which is 0.1 standard deviations of a mean or quantile
+        and 10% of a standard deviation. Warns if one is exceeded by more than two standard errors. Includes the
+        parameters of a model in its own units. Needs reliable weights
+        and standard errors within what is allowed.
     "outliers"
         The share of draws in regions where the target has hardly any mass: those whose whitened score
         :math:`\|L^\top s(x)\|` is longer than 99.9% of those found where Metropolis-adjusted Langevin chains, which
@@ -70,7 +74,8 @@ def diagnose(
         centre of their mode, to either side in each coordinate, or along a principal axis. It is 0.1% in each if the
         draws are right. Warns above 1% if p < 0.01, with Bonferroni's correction for the directions: the target has
         tails, or a side, where there are no draws. The ends are means over six times late in the chains, which makes
-        false alarms rarer than p suggests. No density is needed.
+        false alarms rarer than p suggests. No density is needed. Where the weights are reliable, also the share of
+        the target's mass there, which may not exceed 0.4%.
     "shape"
         Kolmogorov's distance of the ends of these chains from the draws, in the same directions. Warns above 0.15 if
         p < 0.01, with Bonferroni's correction: the chains leave every distribution but the target's.
@@ -96,9 +101,10 @@ def diagnose(
         farthest from one, found with one half of the draws. It is one if the fit is right, less if it is too narrow,
         more if it is too wide. Warns if a value is outside [0.8, 1.25] by four standard errors.
 
-    Fewer than one in a hundred reports on exact draws, from targets of many kinds, warn, see :doc:`/diagnose`. A
-    report takes one to a few seconds if the score is cheap: it is evaluated at some 300,000 points, and at 200,000
-    more per mode if there are several.
+    A check that is not made is "not available" and says why; it is not "ok". Where the weights are reliable, the
+    remedy of wrong draws is `skksivi.refine`. Fewer than one in a hundred reports on exact draws, from targets of
+    many kinds, warn, see :doc:`/diagnose`. A report takes one to a few seconds if the score is cheap: it is evaluated
+    at some 300,000 points, and at 200,000 more per mode if there are several.
 
     Parameters
     ----------
@@ -123,10 +129,12 @@ def diagnose(
     NotFittedError
         Before `fit`.
     ValueError
-        The target does not have the dimension of `est`, or its score is finite at none of the draws.
+        The target does not have the dimension of `est`, its score is finite at none of the draws, or the draws are
+        not finite or all the same in a coordinate.
 
     See Also
     --------
+    refine : A fit that draws by the weights.
     certificate : An estimate of the divergence from the target.
     modes : The modes of a fit and their weights.
     skksivi.calibration.sbc : Simulation-based calibration.
@@ -159,6 +167,7 @@ def diagnose(
         generator = torch.Generator(device).manual_seed(seed)
         X = est.sample(_n_draws(unweighted(est.sampler_), n_samples), seed)
         x = torch.as_tensor(X, dtype=torch.float64, device=device)
+        _check_draws(x, score.label)
         name, parameters, report = type(est).__name__, est.get_params(), dict(vars(est))
         view = View(name, parameters, est.sampler_, report, score, x, score(x), generator, seed)
         if view.finite.sum() < 2:
@@ -166,16 +175,35 @@ def diagnose(
         return _report(view)
 
 
+def _check_draws(x: Tensor, label: Callable[[int], str]) -> None:
+    """Raise ValueError if draws x (n, d) are not finite, or do not vary."""
+    if n_bad := int((~x.isfinite().all(1)).sum()):
+        raise ValueError(f"{n_bad} of {len(x)} draws of `est` are not finite: fit again, see the warnings of `fit`.")
+    fixed = (x == x[0]).all(0).nonzero().flatten().tolist()
+    if fixed:
+        also = f" and {len(fixed) - 1} other coordinates" if len(fixed) > 1 else ""
+        raise ValueError(f"All draws of `est` are the same in {label(fixed[0])}{also}: a fit must vary in each.")
+
+
 def _report(view: View) -> Diagnosis:
     """Make every check."""
+    sample, missing = None, ""
+    try:
+        sample = importance_sample_of(view)
+        view = view._replace(refines=sample.trusted and not isinstance(view.sampler, Refined))
+    except REFUSALS as reason:
+        missing = f"not available: {reason}"
     geometry, modes = geometry_and_modes(view)
     moments = stein_moments(view.x[view.finite], view.s[view.finite], geometry.cells)
     d = view.x.shape[1]
     checks = (
         guarded("KSD", check_ksd, view),
-        *weight_checks(view),
+        *(
+            Check(name, math.nan, "", missing) if sample is None else guarded(name, check, view, sample)
+            for name, check in (("weights", check_weights), ("errors", check_errors))
+        ),
         guarded("outliers", check_outliers, view, geometry),
-        *check_chains(view, geometry),
+        *check_chains(view, geometry, sample),
         modes,
         guarded("loss plateau", check_loss, view),
         guarded("whitening", check_whitening, view),
@@ -196,16 +224,6 @@ def _report(view: View) -> Diagnosis:
         stages=tuple(view.report["stages_"]),
         fitted_by=view.report.get("fitted_by_", ""),
     )
-
-
-def weight_checks(view: View) -> tuple[Check, Check]:
-    """Make the checks based on importance weights, or say why they are not available."""
-    try:
-        sample = importance_sample_of(view)
-    except REFUSALS as reason:
-        verdict = f"not available: {reason}"
-        return Check("Pareto k-hat", math.nan, "", verdict), Check("divergence", math.nan, "", verdict)
-    return check_ratios(view, sample), guarded("divergence", check_divergence, view, sample)
 
 
 def _n_draws(sampler: Sampler, n: int) -> int:

@@ -1,31 +1,41 @@
-"""A comparison of the draws with the ends of chains that start at them and leave the target invariant."""
+"""What lies farther out than the draws: by weighted draws, and by chains that start at them and leave the target
+invariant.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from scipy.special import kolmogorov
-from scipy.stats import betabinom
+from scipy.stats import betabinom, norm
 from torch import Tensor
 
+from skksivi._utils.arrays import as_array
 from skksivi.coordinates._affine import Affine
 from skksivi.diagnostics._geometry import RUN_AWAY, Geometry, middle
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import View, judged
+from skksivi.families._weights import ImportanceSample
+from skksivi.judge._numbers import WeightedRows
 from skksivi.pilot._mixture import gaussian_of
 from skksivi.pilot._mode_weights import Cells
 from skksivi.stein._directions import N_SCORES, first_difference
 
-#: The share of the draws that count as farthest out, and the accepted share of chains that end beyond the others.
-FARTHEST, MAX_BEYOND = 0.001, 0.01
+#: The share of the draws that count as farthest out, and the accepted shares beyond the others: of chains that end
+#: there, and of the mass by weighted draws.
+FARTHEST, MAX_BEYOND, MAX_MASS = 0.001, 0.01, 0.004
 
 #: Largest accepted distance of distribution functions, which a shift by 0.38 standard deviations has.
 MAX_DISTANCE = 0.15
 
 #: Draws, at least and for each feature, and features, at most, where directions other than coordinates are tried.
 LEAST_DRAWS, LEAST_OF_EACH, MAX_FEATURES = 400, 10, 1000
+
+#: The most positions of draws of a fit that are compared with weighted draws, in all directions.
+MAX_HEIGHTS = 2**23
 
 #: The p-value, over all directions, below which a difference is significant.
 MAX_PVALUE = 0.01
@@ -92,29 +102,55 @@ def ends_apart(draws: Tensor, ends: Tensor) -> LargestDifference:
     return LargestDifference(largest, min(1.0, pvalue), int(distances.argmax()))
 
 
-def check_chains(view: View, geometry: Geometry) -> tuple[Check, Check]:
-    """Check the tails and the shape by the ends of chains that start at the draws."""
-    if not len(geometry.ends):
-        verdict = f"not available: {RUN_AWAY}"
-        return Check("tails", math.nan, "", verdict), Check("shape", math.nan, "", verdict)
-    x = view.x[view.finite]
-    late = geometry.ends.flatten(0, 1)
+def mass_beyond(draws: Tensor, at_rows: Tensor, rows: WeightedRows) -> LargestDifference:
+    """Find the direction in which most of the target's mass lies beyond the farthest of the draws (n, k), by weighted
+    rows (m, k), beyond its standard errors.
+    """
+    limits = draws.topk(max(1, round(FARTHEST * len(draws))), dim=0).values[-1]
+    share, se = rows.means(*(as_array((h > limits).double()) for h in (at_rows, draws)))
+    z = (share - FARTHEST) / np.maximum(se, np.finfo(np.float64).tiny)
+    k = int(np.where(share > MAX_MASS, z, -np.inf).argmax() if (share > MAX_MASS).any() else share.argmax())
+    return LargestDifference(float(share[k]), min(1.0, draws.shape[1] * float(norm.sf(z[k]))), k)
+
+
+def check_chains(view: View, geometry: Geometry, sample: ImportanceSample | None) -> tuple[Check, Check]:
+    """Check the tails by weighted draws, where these are reliable, and the tails and the shape by chains."""
+    x, late = view.x[view.finite], geometry.ends.flatten(0, 1)
     cells = geometry.cells.refined(torch.cat([x, late]), middle)  # a fit to the draws alone would suit only them
+    weighted = None if sample is None or not sample.trusted else _weighted_tails(view, cells, sample)
+    if not len(geometry.ends):
+        missing = Check("tails", math.nan, "", f"not available: {RUN_AWAY}")
+        return weighted or missing, missing._replace(name="shape")
     draws, ends = heights(cells, x), heights(cells, late).view(*geometry.ends.shape[:2], -1)
-    sides = (torch.cat([h, -h[..., 1:]], -1) for h in (draws, ends))
-    tails, shape = _tails(view, cells, ends_beyond(*sides)), _shape(view, cells, ends_apart(draws, ends))
+    tails = _tails(view, cells, ends_beyond(_sides(draws), _sides(ends)), "of chains end", MAX_BEYOND)
+    if weighted is not None and weighted.remedy:
+        tails = weighted
+    shape = _shape(view, cells, ends_apart(draws, ends))
     return tails, shape if shape.remedy else _along_direction(view, x) or shape
 
 
-def _tails(view: View, cells: Cells, beyond: LargestDifference) -> Check:
-    """Count the chains that end farther out than the draws lie."""
+def _weighted_tails(view: View, cells: Cells, sample: ImportanceSample) -> Check:
+    """Estimate the mass that lies farther out than the draws."""
+    some = sample.draws[: MAX_HEIGHTS // (4 * view.x.shape[1] + 1)]
+    draws, at_rows = (_sides(heights(cells, torch.as_tensor(X).to(view.x))) for X in (some, sample.X))
+    beyond = mass_beyond(draws, at_rows, sample.rows)
+    return _tails(view, cells, beyond, "of the mass, by weights, lies", MAX_MASS)
+
+
+def _sides(h: Tensor) -> Tensor:
+    """Return heights (..., k) on both sides of all directions but the distance, which is the first."""
+    return torch.cat([h, -h[..., 1:]], -1)
+
+
+def _tails(view: View, cells: Cells, beyond: LargestDifference, what: str, most: float) -> Check:
+    """Check how much lies farther out than the draws."""
     share, pvalue, k = beyond
     d = view.x.shape[1]
     where = _in_words(view, cells, k) if k <= 2 * d else f"{_in_words(view, cells, k - 2 * d)}, below"
-    text = f"{share:.1%} of chains end beyond {1 - FARTHEST:.1%} of the draws {where}, p = {pvalue:.2g}"
-    todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
+    text = f"{share:.1%} {what} beyond {1 - FARTHEST:.1%} of the draws {where}, p = {pvalue:.2g}"
+    todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
     remedy = f"The target has tails that the fit lacks, {where}: {todo}."
-    return judged("tails", share, text, remedy if share > MAX_BEYOND and pvalue < MAX_PVALUE else None)
+    return judged("tails", share, text, remedy if share > most and pvalue < MAX_PVALUE else None)
 
 
 def _shape(view: View, cells: Cells, apart: LargestDifference) -> Check:
@@ -122,7 +158,7 @@ def _shape(view: View, cells: Cells, apart: LargestDifference) -> Check:
     distance, pvalue, k = apart
     where = _in_words(view, cells, k)
     text = f"chains end up to {distance:.2f} apart {where}, p = {pvalue:.2g}"
-    todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
+    todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
     remedy = f"Chains that start at the draws leave their distribution {where}: {todo}."
     return judged("shape", distance, text, remedy if distance > MAX_DISTANCE and pvalue < MAX_PVALUE else None)
 
@@ -137,7 +173,7 @@ def _along_direction(view: View, x: Tensor) -> Check | None:
     found = first_difference(map_.pull_back(view.score), u[:N_SCORES], lambda: (u, x))
     if found is None:
         return None
-    words, todo = found.words(view.score.label), view.advice("whiten", "mixing", "max_iter", "n_warmup")
+    words, todo = found.words(view.score.label), view.correction("whiten", "mixing", "max_iter", "n_warmup")
     return judged(
         "shape",
         float(found.step.range),

@@ -48,7 +48,7 @@ def _plot_checks(report: Diagnosis, ax: Axes) -> None:
         mark, colour, weight = styles.get(check.verdict, ("\u2013", FAINT, "normal"))
         at = 1 - (k + 0.5) / n
         ax.text(0.1, at, f"{mark}  {check.name}", transform=ax.transAxes, va="center", color=colour, weight=weight)
-    ax.set_title(f"{len(report.warnings)} of {n} checks fail" if report.warnings else "no check fails", fontsize=10)
+    ax.set_title(report.summary, fontsize=10)
     ax.set_axis_off()
 
 

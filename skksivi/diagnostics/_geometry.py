@@ -34,6 +34,9 @@ MAX_OUTLIERS = 0.02
 #: dimensions, and the most features with which they are.
 N_STARTS, N_AROUND, MAX_SEARCHED = 80, 30, 200
 
+#: Points of the prior, where it is known, and else standard normal ones, from which modes are searched besides.
+N_ELSEWHERE = 8
+
 #: Steps of such a search, which needs only a few if there is a mode.
 N_STEPS = 25
 
@@ -93,7 +96,10 @@ def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]
         raise ValueError(f"there are {d} features, and modes are searched for only up to {MAX_SEARCHED}")
     n_drawn, n_around = (min(n, MAX_IN_STARTS // d) for n in (N_STARTS, N_AROUND))
     like = whole.unwhiten(standard_normal(n_around, whole.m, view.generator))
-    starts = torch.cat([x[:n_drawn], around(whole, n_around, view.generator), like])
+    elsewhere = view.score.from_prior(N_ELSEWHERE, view.generator)
+    if not len(elsewhere):
+        elsewhere = standard_normal(N_ELSEWHERE, whole.m, view.generator)
+    starts = torch.cat([x[:n_drawn], around(whole, n_around, view.generator), like, elsewhere])
     found = find_modes(view.score, starts, view.generator, n_steps=N_STEPS)
     with suppress(*REFUSALS):  # as far as a fit has searched
         others = all_modes(view.score, torch.zeros_like(whole.m), found.maps[0], view.generator)
@@ -236,7 +242,6 @@ def check_outliers(view: View, geometry: Geometry) -> Check:
     limit = outlier_limit(as_array(geometry.reference))
     share = (geometry.norms > limit).double().mean().item()
     text = f"{share:.1%} with whitened scores longer than {limit:.3g}"
-    remedy = (
-        f"Draws lie where the target has hardly any mass: {view.advice('whiten', 'mixing', 'max_iter', 'n_warmup')}."
-    )
+    todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
+    remedy = f"Draws lie where the target has hardly any mass: {todo}."
     return judged("outliers", share, text, remedy if share > MAX_OUTLIERS else None)

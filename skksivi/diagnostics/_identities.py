@@ -10,7 +10,8 @@ from torch import Tensor
 
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
-from skksivi.diagnostics._view import MAX_SHIFT, N_SE, View, judged
+from skksivi.diagnostics._view import N_SE, View, judged
+from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.pilot._mode_weights import Cells
 from skksivi.stein._directions import most_contradicting
 
@@ -129,9 +130,9 @@ def check_means(view: View, moments: SteinMoments) -> Check:
     i = int(excess.argmax())
     value, label = moments.shift[i].item(), view.score.label(int(moments.shift_along[i]))
     text = f"off by {abs(value):.2f} sd, most in {label}, standard error {moments.shift_se[i]:.1g}"
-    todo = view.advice("whiten", "max_iter", "n_warmup")
+    todo = view.correction("whiten", "max_iter", "n_warmup")
     remedy = f"The mean of the target is {abs(value):.2f} sd from the mean of the draws, most in {label}: {todo}."
-    return judged("Stein means", abs(value), text, remedy if excess[i] > MAX_SHIFT else None)
+    return judged("Stein means", abs(value), text, remedy if excess[i] > THRESHOLDS.mean else None)
 
 
 def check_variances(view: View, moments: SteinMoments) -> Check:
@@ -143,7 +144,7 @@ def check_variances(view: View, moments: SteinMoments) -> Check:
     value, text = v[i].item(), f"{v.min():.2f} to {v.max():.2f}, errors {se.max():.2g}"
     remedy = None
     if excess[i] > N_SE:
-        way, todo = "narrow" if value < low else "wide", view.advice("whiten", "max_iter", "n_warmup")
+        way, todo = "narrow" if value < low else "wide", view.correction("whiten", "max_iter", "n_warmup")
         remedy = f"The draws are too {way}, most in {view.score.label(int(moments.variance_along[i]))}: {todo}."
     if (v + N_SE * se < 0).any():
         remedy = "The score has the wrong sign: it is the gradient of log p, not of -log p."

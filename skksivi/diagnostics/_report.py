@@ -106,13 +106,19 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether no check warns."""
+        """Whether no check warns. Those not available were not made, and say nothing: `summary` counts them."""
         return not self.warnings
 
     @property
     def warnings(self) -> tuple[Check, ...]:
         """The checks that warn."""
         return tuple(check for check in self.checks if check.verdict == "warn")
+
+    @property
+    def summary(self) -> str:
+        """How many checks are ok, not available and to look at, in words."""
+        ok, n = sum(check.verdict == "ok" for check in self.checks), len(self.checks)
+        return f"{ok} ok, {n - ok - len(self.warnings)} not available, {len(self.warnings)} to look at"
 
     def __getitem__(self, name: str) -> Check:
         for check in self.checks:
@@ -122,7 +128,7 @@ class Diagnosis:
 
     def __str__(self) -> str:
         n, d = self.X.shape
-        lines = [f"{self.estimator}, {n} draws of {d} features: {_summary(self.checks)}"]
+        lines = [f"{self.estimator}, {n} draws of {d} features: {self.summary}"]
         if self.stages:
             n_calls = sum(stage.n_calls for stage in self.stages)
             made = f"by {self.fitted_by}, " if self.fitted_by else ""
@@ -158,8 +164,3 @@ class Diagnosis:
             `axes` are not four.
         """
         return draw_report(self, axes)
-
-
-def _summary(checks: tuple[Check, ...]) -> str:
-    warn, ok = (sum(check.verdict == verdict for check in checks) for verdict in ("warn", "ok"))
-    return f"{warn} of {warn + ok} checks warn" if warn else f"all of {ok} checks are ok"

@@ -18,9 +18,6 @@ from skksivi.score._score import Score
 #: Number of standard errors within which a difference is noise.
 N_SE = 4.0
 
-#: Largest accepted shift of the mean, in standard deviations.
-MAX_SHIFT = 0.1
-
 #: Errors that explain why a number is not available.
 REFUSALS = (ValueError, ArithmeticError, ImportError, torch.linalg.LinAlgError)
 
@@ -55,6 +52,8 @@ class View(NamedTuple):
         Draws, and scores there.
     generator : torch.Generator
     seed : int
+    refines : bool
+        Whether `refine` corrects the fit, by reliable weights.
     """
 
     name: str
@@ -66,18 +65,25 @@ class View(NamedTuple):
     s: Tensor
     generator: torch.Generator
     seed: int
+    refines: bool = False
 
     @property
     def finite(self) -> Tensor:
         """Where the score is finite (n,)."""
         return self.s.isfinite().all(1)
 
-    def advice(self, *names: str, otherwise: str = "use `KSIVIApproximator`") -> str:
-        """Return advice on parameters that the approximator has and that do not already have the advised value."""
+    def correction(self, *names: str) -> str:
+        """Return advice on draws that are wrong: their weights where these are reliable, otherwise parameters."""
+        return "correct the fit by `skksivi.refine`" if self.refines else self.advice(*names)
+
+    def advice(self, *names: str, otherwise: str | None = None) -> str:
+        """Return advice on parameters of the approximator that would change something."""
         if isinstance(unweighted(self.sampler), Gaussian):
             return "one Gaussian is not enough, use `KSIVIApproximator`"
         parameters = {name: self.parameters.get(name, "auto") for name in names}
         parameters = {name: value for name, value in parameters.items() if str(value) != "auto"}
+        if self.report.get("n_iter_", math.inf) < parameters.get("max_iter", 0):  # it had ended, or there was none
+            del parameters["max_iter"]
         if "whiten" in names and "whiten" in self.parameters:
             chains = chains_of(cast("Whiten", self.parameters["whiten"]))
             if chains is not None:
@@ -87,7 +93,9 @@ class View(NamedTuple):
             else:  # iterations make up only slowly for bad coordinates
                 parameters.pop("max_iter", None)
         order = [name for name in ("effort", "budget", *names) if name in parameters]
-        return ", or ".join([TEXTS[name].format(parameters[name]) for name in order] or [otherwise])
+        best = self.name == "KSIVIApproximator"
+        last = "reparametrise the model to avoid funnels and spikes" if best else "use `KSIVIApproximator`"
+        return ", or ".join([TEXTS[name].format(parameters[name]) for name in order] or [otherwise or last])
 
 
 def judged(name: str, value: float, text: str, remedy: str | None) -> Check:

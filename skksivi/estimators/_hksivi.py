@@ -55,10 +55,10 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     ----------
     train : {"auto"} or bool, default="auto"
         Whether the layers are trained. "auto": a fit whose training parameters are all left alone is trained only if
-        its start is not good enough; setting any of them, to whatever value, trains it. Only a `certificate_` tells
+        its start is not good enough; setting any of them, to whatever value, trains it. Only weighted draws tell
         that a start is good, because untrained layers move the points of the pilot; before a training it is mostly
-        too expensive, so that hierarchies are trained. The trained state is returned unless the start is better
-        beyond the noise of the comparison; then the start, with a warning.
+        too expensive, so that hierarchies are trained. The trained state is returned if it is good,
+        or its worst error is smaller than the start's; else the start, with a warning.
     n_layers : int or "auto", default="auto"
         The T of the formula; "auto" is 5.
     bridge : {"auto", "linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="auto"
@@ -156,6 +156,9 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     certificate_ : Certificate or None
         How far the draws are from the target, see `skksivi.certificate`. The density takes 20,000 further values of
         the score per layer, so the certificate is None if the training took fewer than a million.
+    verdict_ : Verdict or None
+        How far means, standard deviations and quantiles may be from the posterior's, see `KSIVIApproximator`; without
+        a certificate by Stein's identities.
     engine_ : {"eager", "cuda graph"}
         Whether training steps ran operation by operation, or on a GPU as one recorded graph.
     score_checksum_ : str

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import ClassVar, Generic, Self
+from typing import ClassVar, Generic, Self, cast
 
 import numpy as np
 import torch
@@ -21,22 +21,14 @@ from skksivi.coordinates._composed import score_for_training
 from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
 from skksivi.estimators._fingerprint import answers_at
+from skksivi.estimators._judge import better, is_better, judged
 from skksivi.estimators._objective import ObjectiveEstimate, rate_of_kl, squared_ksd
+from skksivi.estimators._refit import gains, refitted
 from skksivi.estimators._start import N_RESERVED, Start, find_coordinates
 from skksivi.estimators._trained import F, Trained
-from skksivi.estimators._verdict import (
-    Judge,
-    WhenGood,
-    allows_moves,
-    better,
-    certified,
-    is_good,
-    not_worse,
-    recentred,
-    trained_fit,
-    watch_of,
-)
+from skksivi.estimators._verdict import Judge, WhenGood, allows_moves, recentred, trained_fit, watch_of
 from skksivi.families._samplers import InU, Layer
+from skksivi.judge._verdict import Grade, Verdict
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, MixingLike
 from skksivi.parameters import (
@@ -51,8 +43,9 @@ from skksivi.parameters import (
     keeps_last,
     plateau_of,
 )
+from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import PilotPoints
-from skksivi.score._errors import BudgetError
+from skksivi.score._errors import DIVERGED, BudgetError
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._path import Memory, averages
@@ -62,6 +55,9 @@ from skksivi.training._run import Fit, Run
 
 #: Number of draws of the last fit, after its target has moved, from which modes are searched.
 N_FOLLOWED = 16
+
+#: How often a mixture is fitted again to weighted draws.
+N_REFITTED = 3
 
 #: Names of the objectives, as `fitted_by_` gives them.
 PATH, KSD = "path gradient", "kernel Stein discrepancy"
@@ -164,10 +160,36 @@ class SteinTrained(Trained, Generic[F]):
             found = run.keep(start.fit(self._sampler_of(target, start)))
             compares = self._compares(start, run)
             if compares:
-                found = run.keep(certified(found, target, start.seed, int(self.batch_size)))
+                start, found = self._judged_start(start, found, target, run)
             if saved.start or not compares or self._needs_training(found, start, run):
                 found = self._train(target, start, saved, found, run)
         return found
+
+    def _judged_start(self, start: Start[F], found: Fit, target: Score, run: Run) -> tuple[Start[F], Fit]:
+        """Return a start and the fit that draws from it with its verdict, or those of a mixture that is fitted to the
+        weighted draws of the judge, as long as that is better.
+        """
+        found, by = judged(found, target, start.seed, len(start.past.losses) * int(self.batch_size))
+        run.keep(found)
+        for _ in range(N_REFITTED):
+            ends = run.tally.is_spent or run.tally.fault is not None
+            can_be = isinstance(found.sampler, Layer) and self._is_at_pilot(start) and not ends
+            if by.verdict.good or by.sample is None or not can_be:
+                break
+            try:
+                moved = refitted(start.whitening, target, by.sample, run.generator)
+            except (*DIVERGED, BudgetError):
+                break
+            if moved is None:
+                break
+            family, penalty = self._family(moved[0].straighten(target), *moved, run.generator)
+            answers = answers_at(target, moved[0])
+            other = start._replace(whitening=moved[0], family=family, penalty=penalty, answers=answers)
+            fit, again = judged(other.fit(self._sampler_of(target, other)), target, start.seed, 0)
+            if not (is_better(again.verdict, by.verdict) and gains(fit.sampler, found.sampler, by.sample)):
+                break
+            start, found, by = other, run.keep(fit), again
+        return start, found
 
     def _compares(self, start: Start[F], run: Run) -> bool:
         """Tell whether a start is compared with what the training makes of it, or returned."""
@@ -183,10 +205,15 @@ class SteinTrained(Trained, Generic[F]):
         """
         if self.train is False or run.tally.is_spent:
             return False
-        is_asked = self.train is True or not self._is_at_pilot(start)
+        is_asked, chains = self.train is True or not self._is_at_pilot(start), chains_of(self.whiten)
         if run.tally.fault is not None and isinstance(found.sampler, Layer) and not is_asked:
             return False
-        return is_asked or not is_good(found, start.whitening, chains_of(self.whiten))
+        is_quick = chains is not None and chains.effort == "low"
+        verdict = cast("Verdict", found.report["verdict_"])
+        least = (
+            Grade.CHAINS_AGREE if isinstance(found.sampler, Layer) else Grade.RELIABLE_WEIGHTS
+        )  # layers move points
+        return is_asked or not (verdict.grade >= least or is_quick or found.sampler.n_features > MAX_FEATURES)
 
     def _train(self, target: Score, start: Start[F], saved: NoCheckpoint, before: Fit, run: Run) -> Fit:
         """Return the fit of a training, or the one before it if that is clearly better."""
@@ -209,10 +236,16 @@ class SteinTrained(Trained, Generic[F]):
         if done.ended_by is not None and not isinstance(done.ended_by, BudgetError):
             raise done.ended_by
         if keeps_last(self.early_stopping):
-            return certified(found, target, start.seed, int(self.batch_size))
-        found = run.keep(not_worse(found, before, judge, start))
+            return self._judged(found, target, start)
         found = run.keep(recentred(found, target, start.seed))
-        return better(run.keep(certified(found, target, start.seed, int(self.batch_size))), before)
+        found = run.keep(self._judged(found, target, start))
+        if before.report["verdict_"] is None and not cast("Verdict", found.report["verdict_"]).good:
+            before = self._judged(before, target, start)
+        return better(found, before)
+
+    def _judged(self, found: Fit, target: Score, start: Start[F]) -> Fit:
+        n_values = int(self.batch_size) * len(np.asarray(found.report["loss_curve_"]))
+        return judged(found, target, start.seed, n_values, self._max_score_calls())[0]
 
     def _watches(self, target: Score, judge: Judge, start: Start[F], sampler: InU, family: F) -> list[Watch]:
         """Return the rule for comparing states, none if they are not compared."""

@@ -51,12 +51,12 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     ----------
     train : {"auto"} or bool, default="auto"
         Whether the network is trained. "auto": a fit whose training parameters are all left alone is trained only if
-        its start is not good enough, by its `certificate_` or, where there is none, by the agreement of the chains of
-        the pilot; setting any of them, to whatever value, trains it. The training parameters are `kernel`,
+        its start is not known to be good, see `verdict_`; setting any of them, to whatever value, trains it. The
+        training parameters are `kernel`,
         `bandwidth`, `gradient_estimator`, `latent_dim`, `hidden_layer_sizes`, `mixing`, `scale`, `initial_scale`,
         `batch_size`, `learning_rate`, `optimizer`, `annealing` and `terms`. A start without a pilot is always
-        trained, unless `train` is False. The trained state is returned unless the start is better beyond the noise
-        of the comparison; then the start, with a warning.
+        trained, unless `train` is False. The trained state is returned if it is good, or its worst error is
+        smaller than the start's; else the start, with a warning.
     kernel : {"auto", "gaussian", "imq", "laplace", "riesz"} or Kernel, default="auto"
         The kernel k, by name or as an object of `skksivi.kernels`; "auto" is "gaussian".
     bandwidth : float, "median", "auto" or None, default="auto"
@@ -119,8 +119,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     terms : sequence of Term or None, default=None
         Further terms of the objective, see `skksivi.terms`.
     early_stopping : "auto", bool, float, Plateau or None, default="auto"
-        What ends a training before `max_iter`. "auto": a certificate (see `certificate_`) below 0.01 nats per
-        feature, computed every 500 iterations along the path gradient, unless `annealing` or `terms` are set. A
+        What ends a training before `max_iter`. "auto": no error is near its limit (see `verdict_`), by a
+        check every 500 iterations along the path gradient, unless `annealing` or `terms` are set. A
         number: the discrepancy under one fixed kernel in u has not fallen by this share for 2,000 iterations;
         `skksivi.parameters.Plateau` sets both, and True is `Plateau()`. False and None: nothing, and the last state
         is returned, whatever it is worth.
@@ -166,10 +166,16 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         beyond the noise. If the fit starts at a pilot, the trained state has the smallest fixed-kernel discrepancy
         among those whose moments stayed near the start's; otherwise it is the last.
     certificate_ : Certificate or None
-        How far the draws are from the target, see `skksivi.certificate`, from 256 draws or, if the target has no
-        `log_prob`, 160 draws and at most 1,000 values of the score: a tuple ``divergence``, ``se``, ``se_below``,
+        How far the draws are from the target, see `skksivi.certificate`, from 256 weighted draws or, if the target
+        has no `log_prob`, 128 and some 1,200 values of the score, and four or sixteen times as many where these leave
+        a doubt: a tuple ``divergence``, ``se``, ``se_below``,
         ``k``, ``share``, ``trusted``. None if `mixing` has no density, log p is not available that cheaply, or there
         are more than 1,000 features.
+    verdict_ : Verdict or None
+        How far means, standard deviations and 5% and 95% quantiles may be from the posterior's, by the same draws;
+        where their weights are not reliable, by the chains of the pilot and lines along directions. ``good`` if no
+        error exceeds 0.1 sd, or 10% of an sd, beyond its standard error; ``reason`` names the worst, and ``errors``
+        has them all. It does not know of modes that no draw has reached.
     engine_ : {"eager", "cuda graph"}
         Whether training steps ran operation by operation, or on a GPU as one recorded graph.
     score_checksum_ : str

@@ -67,6 +67,7 @@ class Past(NamedTuple):
             "n_iter_": n,
             "best_iter_": n,
             "certificate_": None,
+            "verdict_": None,
         }
 
 

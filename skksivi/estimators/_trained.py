@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -18,34 +17,21 @@ from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._affine import Identity
 from skksivi.coordinates._whitening import LONG_CHAINS, Whitening, check_start, points_near_target
-from skksivi.families._samplers import Layer, Layers, Sampler
-from skksivi.families._weights import Certificate
+from skksivi.estimators._judge import contradiction
+from skksivi.families._derived import knows_density
+from skksivi.families._samplers import Sampler
+from skksivi.judge._verdict import Grade, Verdict
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
 from skksivi.pilot._pilot import MAX_FEATURES, MAX_POINTS, N_EXPECTED, RULES, check_stages
-from skksivi.pilot._points import MANY_FEATURES, PilotPoints
+from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._stages import LEAST_CALLS
 from skksivi.score._score import Score
-from skksivi.stein._directions import MOST_CALLS, N_DRAWS, N_SCORES, first_difference
-from skksivi.stein._discrepancy import stein_shift, stein_variances
-from skksivi.training._hooks import CERTIFICATE, TRAINING, Report
+from skksivi.training._hooks import TRAINING, Report
 from skksivi.training._loop import CHECK_EVERY, Hook, Minimised, Objective, Scheduled, State, minimise
 from skksivi.training._run import Fit, Run
 
 #: Number of draws at which the score of a finished fit is checked.
 N_EXPLAINED, N_JUDGED = 4000, 1000
-
-#: Bounds of the variances of the draws by Stein's identity, one if they are right, beyond which a fit has failed.
-FAILED_VARIANCES = (0.25, 4.0)
-
-#: Square of the distance of the draws from the target, in their standard deviations, beyond which a fit has failed.
-FAILED_SHIFT = 4.0
-
-#: The divergence per feature, in nats, beyond which a fit has failed if it exceeds it by so many standard errors; by
-#: fewer if it is not trusted, for then it is more often too small.
-FAILED_DIVERGENCE, N_SE, N_SE_UNTRUSTED = 0.05, 4, 2
-
-#: Largest Pareto shape of the importance ratios that is light-tailed for a few hundred draws.
-LIGHT = 0.6
 
 #: Largest latent dimension chosen by default.
 MAX_LATENT_DIM = 100
@@ -203,7 +189,7 @@ class Trained(Whitened):
         elif fit.ended_by is None and score_fn.tally.is_spent:
             warn_caller(str(fit.remark), ConvergenceWarning)
         elif fit.ended_by is None:
-            _warn(fit, score_fn, fit.sampler.sample(N_JUDGED, generator).double(), self._max_score_calls())
+            _warn(fit, score_fn, fit.sampler.sample(N_JUDGED, generator).double())
 
 
 def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPointError:
@@ -225,33 +211,21 @@ def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPoin
     )
 
 
-def _warn(fit: Fit, score_fn: Score, x: Tensor, most: int | None) -> None:
-    """Warn of what is wrong with a completed fit, given draws x (n, d) from it, and the most calls of its score."""
+def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
+    """Warn of what is wrong with a completed fit, given draws x (n, d) from it."""
     n_skipped = int((~np.isfinite(np.asarray(fit.report["loss_curve_"]))).sum())
-    whitening, message = fit.sampler.attributes()["whitening_"], None
+    whitening, verdict = fit.sampler.attributes()["whitening_"], fit.report.get("verdict_")
+    message = fit.remark
     if n_skipped:
         message = (
             f"{n_skipped} of {fit.report['n_iter_']} iterations were skipped, their loss or gradient not being "
             "finite: `score_fn` may be undefined or huge somewhere. Use dtype='float64' or rescale the parameters."
         )
-    elif isinstance(whitening, Whitening) and not whitening.converged:
-        message = (
-            "The chains that explore the target have not converged, so the fit may be inaccurate: "
-            f"{_first_remedy(whitening, score_fn)}{_more(whitening)}start near a mode by `init`, or reparametrise "
-            "the model to avoid funnels and spikes."
-        )
-    elif fit.remark is not None:
-        message = fit.remark
-    elif not is_certified(fit) or _is_unknown(fit.report.get("certificate_"), x.shape[1]):
-        s, todo, d = score_fn.double(x), _todo(whitening), x.shape[1]
-        sd = whitening.sd if isinstance(whitening, Whitening) and whitening.converged else None
-        message = (
-            of_variances(x, s, score_fn, todo, sd if d >= MANY_FEATURES else None)
-            or _of_shift(x, s, todo)
-            or of_certificate(fit.report, d, explored=sd is not None, more=_more(whitening))
-        )
-    if message == fit.remark and isinstance(fit.sampler, Layer | Layers):
-        message = _of_difference(fit.sampler, score_fn, most) or message
+    elif isinstance(verdict, Verdict) and not verdict.good:
+        remark = "" if fit.remark is None else f" {fit.remark}"
+        message = f"{_of_verdict(verdict, whitening)}: {_todo(fit.sampler, whitening, score_fn, verdict)}.{remark}"
+    elif verdict is None and (words := contradiction(x, score_fn.double(x), score_fn)) is not None:
+        message = f"The fit is wrong: {words}: {_todo(fit.sampler, whitening, score_fn, verdict)}."
     if message is not None:
         warn_caller(message, ConvergenceWarning)
 
@@ -281,119 +255,25 @@ def _more(whitening: object) -> str:
     return "raise the `effort` of whiten=Pilot(...), " if has_more else ""
 
 
-def _todo(whitening: object) -> str:
-    """Return the advice for a poor fit, depending on how the coordinates of the training were found."""
+def _of_verdict(verdict: Verdict, whitening: object) -> str:
+    """Return a verdict on a fit that is not known to be good as a sentence."""
+    if verdict.grade == Grade.WRONG:
+        return f"The fit is wrong: {verdict.reason}"
+    chains = isinstance(whitening, Whitening) and not whitening.converged
+    why = "the chains that explore the target have not converged, and " if chains else ""
+    return f"The fit may be wrong, and how far cannot be told: {why}{verdict.reason}"
+
+
+def _todo(sampler: Sampler, whitening: object, score_fn: Score, verdict: Verdict | None) -> str:
+    """Return the advice for a poor fit, depending on what is known of it and how its coordinates were found."""
     if isinstance(whitening, Whitening) and whitening.sd is not None:
-        return "Lower `learning_rate`, or raise the `budget` of whiten=Pilot(...)"
+        first = _first_remedy(whitening, score_fn) if not whitening.converged else ""
+        refine = verdict is not None and verdict.errors is not None and knows_density(sampler)
+        more = "correct the fit by `skksivi.refine`, " if refine else _more(whitening)
+        return f"{first}{more}start near a mode by `init`, or reparametrise the model to avoid funnels and spikes"
     if isinstance(whitening, Whitening) and not isinstance(whitening.map, Identity):
-        return "Set whiten='auto', or raise `max_iter`"
-    return "Set whiten='auto', raise `max_iter`, or rescale the parameters"
-
-
-def of_variances(x: Tensor, s: Tensor, score_fn: Score, todo: str, sd: np.ndarray | None) -> str | None:
-    """Say in which coordinate draws x (n, d) with scores s are far too wide or narrow.
-
-    If the standard deviations sd (d,) of the target are known, the draws' must differ from them as well: the score of
-    a scale in a hierarchy also depends on how the draws of its many effects vary with it.
-    """
-    variances, se = stein_variances(x, s)
-    low, high = FAILED_VARIANCES
-    wrong = (variances + 5 * se < low) | (variances - 5 * se > high)
-    if sd is not None:
-        ratio = (x.std(0) / torch.as_tensor(sd).to(x)).square()
-        wrong &= (ratio < low) | (ratio > high)
-    if not wrong.any():
-        return None
-    worst = int((variances.clamp_min(1e-12).log().abs() * wrong).argmax())
-    way = "narrow" if variances[worst] < 1 else "wide"
-    return (
-        f"The draws are too {way} in {score_fn.label(worst)}: -E[s_i (x_i - E x_i)] is {variances[worst]:.2g} "
-        f"there, but should be 1; {int(wrong.sum())} of {len(wrong)} coordinates are off by more than "
-        f"a factor of 4. {todo}."
-    )
-
-
-def _of_shift(x: Tensor, s: Tensor, todo: str) -> str | None:
-    """Say how far draws x (n, d) with scores s are from the target."""
-    square, se = stein_shift(x, s)
-    if not square - 5 * se > FAILED_SHIFT:
-        return None
-    return (
-        "The draws are too far from the target: E[s]^T Cov(x) E[s], about the square of the distance in standard "
-        f"deviations, is {square:.2g}, but should be 0. {todo}, or set `init` near the target."
-    )
-
-
-def of_certificate(report: Mapping[str, object], d: int, *, explored: bool, more: str = "") -> str | None:
-    """Say how far a fit of d features is from its target, if its certificate says so and can be trusted.
-
-    Of a few features that chains have explored it need not be trusted: such a fit is meant to be good as it is.
-    """
-    found = report.get("certificate_")
-    if not isinstance(found, Certificate):
-        return None
-    least = math.exp(-FAILED_DIVERGENCE * d)
-    if found.share < least and d >= MANY_FEATURES:
-        return (
-            f"The fit may be far from the target: draws weighted by p / q have an effective share of "
-            f"{found.share:.2g}, below {least:.2g}: {more}reparametrise the model to avoid funnels and spikes, or "
-            "see `skksivi.diagnose`."
-        )
-    n_se = N_SE if found.trusted else N_SE_UNTRUSTED
-    is_far = found.divergence - n_se * found.se_below > FAILED_DIVERGENCE * d or (explored and _is_unknown(found, d))
-    if not (is_far and (found.trusted or (explored and d < MANY_FEATURES))):
-        return None
-    return (
-        f"The draws are too far from the target: KL(q||p) + KL(p||q) is {found.divergence:.2g} nats, with a standard "
-        f"error of {found.se:.1g}; the limit is {FAILED_DIVERGENCE} per feature. Use whiten='auto', "
-        "mixing='auto' or more `max_iter`, or correct the fit by `skksivi.refine`; see `skksivi.diagnose`."
-    )
-
-
-def _of_difference(sampler: Layer | Layers, score_fn: Score, most: int | None) -> str | None:
-    """Say along which direction the draws of a sampler are wrong, if that takes no more than the most calls, and of a
-    hierarchy, whose draws take calls, a fifth of those of the fit.
-    """
-    tally, whitening, n_draws, n_calls = score_fn.tally, sampler.whitening, N_DRAWS, MOST_CALLS
-    left = math.inf if most is None else most - tally.total
-    if isinstance(sampler, Layers):
-        n_draws //= 10
-        n_calls += (N_SCORES + n_draws) * sampler.family.n_layers
-        left = min(left, tally.total / 5)
-    if n_calls > left or sampler.n_features > MAX_FEATURES:
-        return None
-    tally.begin(CERTIFICATE)
-    generator = torch.Generator(score_fn.device).manual_seed(sampler.seed ^ 3)
-
-    def draw() -> tuple[Tensor, Tensor]:
-        u = sampler.sample_in_u(n_draws, generator)
-        return u, whitening.push_forward(u)
-
-    few = sampler.sample_in_u(N_SCORES, generator)
-    found = first_difference(whitening.pull_back(score_fn.double), few, draw)
-    if found is None:
-        return None
-    todo = f"{_more(whitening)}or reparametrise the model so that these parameters depend less on each other"
-    todo = todo.removeprefix("or ") if whitening.sd is not None else _todo(whitening)
-    return f"The draws are wrong along {found.words(score_fn.label)}. {todo[0].upper()}{todo[1:]}."
-
-
-def _is_unknown(found: object, d: int) -> bool:
-    """Tell whether a divergence is above what is allowed, and so is its error, as where a fit lacks a tail."""
-    passes = FAILED_DIVERGENCE * d
-    return isinstance(found, Certificate) and min(found.divergence, found.se_below) > passes
-
-
-def is_certified(fit: Fit) -> bool:
-    """Tell whether a fit has a good certificate, given the divergence that is allowed.
-
-    With many features, a fit within that divergence has a smaller effective share than a trusted certificate needs.
-    """
-    found, passes = fit.report.get("certificate_"), FAILED_DIVERGENCE * fit.sampler.n_features
-    if not isinstance(found, Certificate):
-        return False
-    is_near = found.divergence - 2 * found.se_below <= passes
-    return is_near and (found.trusted or (found.k <= LIGHT and found.share >= math.exp(-passes)))
+        return "set whiten='auto', or raise `max_iter`"
+    return "set whiten='auto', raise `max_iter`, or rescale the parameters"
 
 
 def temperature(annealing: Annealing, like: Tensor) -> Scheduled:

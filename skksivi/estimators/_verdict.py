@@ -13,21 +13,17 @@ from torch import Tensor, nn
 
 from skksivi._utils.control_variates import controlled, stein_features
 from skksivi.coordinates._affine import AffineMap, Identity
-from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._fingerprint import answers_at
+from skksivi.estimators._judge import of_weights, surely_good
 from skksivi.estimators._start import Start
-from skksivi.estimators._trained import F, is_certified
-from skksivi.families._samplers import InU, Layer, Layers
-from skksivi.families._weights import Certificate, cheap_certificate
-from skksivi.parameters import Pilot, Plateau
+from skksivi.estimators._trained import F
+from skksivi.families._samplers import InU, Layer
+from skksivi.families._weights import weighted_draws
+from skksivi.parameters import Plateau
 from skksivi.pilot._mixture import MOST_FEATURES
-from skksivi.pilot._pilot import MAX_FEATURES
-from skksivi.pilot._points import MANY_FEATURES, has_small_errors
-from skksivi.score._improper import has_power_tails
 from skksivi.score._score import Score
 from skksivi.stein._discrepancy import FixedKernelKSD, agree, stein_error
 from skksivi.training._guard import Acceptable, Departure, Watch, Worsening, departure
-from skksivi.training._hooks import CERTIFICATE
 from skksivi.training._loop import Minimised, Progress
 from skksivi.training._run import Fit
 
@@ -37,30 +33,18 @@ N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
 #: Iterations between two comparisons.
 LOOK_EVERY = 500
 
-#: The increase of the error that a training is allowed, in standard deviations; farther away, as a share.
-WORSE = 0.25
-
-#: Standard errors of the difference between two certificates that are noise.
-N_SE = 2
-
-#: The divergence per feature, in nats, at which a training ends, and below which a difference does not matter.
-ENOUGH, NEGLIGIBLE = 0.01, 0.0025
+#: Standard errors that are noise, and the squared discrepancy per feature below which a difference does not matter.
+N_SE, NEGLIGIBLE = 2, 0.0025
 
 #: Draws used to correct the mean of a fit, and the smallest error, in standard deviations, that is corrected.
 N_RECENTRED, VISIBLE = 2000, 0.06
-
-#: Score evaluations of a hierarchy's training above which the cost of its density is minor.
-MANY_CALLS = 1_000_000
-
-#: Draws of a certificate, and of the second one for a fit that fails the first, in units of the first.
-N_CERTIFIED = (1, 4)
 
 
 # During a training
 
 
 class WhenGood(Generic[F]):
-    """Ends a training when further iterations would hardly improve its averaged state.
+    """Ends a training when the judge finds no error of its averaged state that is beyond a part of its limit.
 
     Parameters
     ----------
@@ -80,10 +64,8 @@ class WhenGood(Generic[F]):
     def __call__(self, progress: Progress) -> bool:
         with progress.iterate.averaged():
             sampler = self.sampler_of(cast("F", progress.module))
-            if not isinstance(sampler, Layer):
-                return False
-            found = cheap_certificate(sampler, self.score.double, self.seed ^ 1)
-            return found is not None and found.trusted and found.divergence <= ENOUGH * sampler.n_features
+            sample = weighted_draws(sampler, self.score.double, self.seed ^ 1) if isinstance(sampler, Layer) else None
+        return sample is not None and surely_good(of_weights(sample, self.score))
 
 
 class Judge(NamedTuple):
@@ -237,68 +219,11 @@ def trained_fit(
         "n_iter_": n_iter,
         "best_iter_": best_iter,
         "certificate_": None,
+        "verdict_": None,
         "fitted_by_": start.made_by if best_iter == n_before != n_iter else made_by,
     }
     remarks = [remark_of(watch, best_iter, n_before) for watch in watches]
     return Fit(sampler_of(family), report, remark=next(iter(remarks), None))
-
-
-def _as_before(fit: Fit, before: Fit, why: str) -> Fit:
-    """Return the fit before a training, with the report on that."""
-    names = ("certificate_", "fitted_by_", "best_iter_", "score_checksum_")
-    kept = {name: before.report[name] for name in names}
-    return fit._replace(sampler=before.sampler, report={**fit.report, **kept}, remark=_not_better(why))
-
-
-def is_good(fit: Fit, whitening: Whitening, chains: Pilot | None) -> bool:
-    """Tell whether a fit that draws from its start is good enough, or cannot be told from one that is.
-
-    The certificate decides. If there is none, as between modes of a target known by its score, or if it cannot be
-    trusted, as in many dimensions, the chains must have converged or, with many features, have small errors. With
-    more features than a certificate allows, no training follows, because its success could not be checked. The
-    chains tell nothing of a hierarchy, whose layers move their points.
-    """
-    found = fit.report["certificate_"]
-    if is_certified(fit) or not isinstance(fit.sampler, Layer):
-        return is_certified(fit)
-    if chains is not None and chains.effort == "low":
-        return True
-    d = fit.sampler.n_features
-    undecided = not isinstance(found, Certificate) or (not found.trusted and d >= MANY_FEATURES)
-    is_known = whitening.converged or has_small_errors(d, whitening.error)
-    return undecided and (is_known or d > MAX_FEATURES)
-
-
-def better(trained: Fit, before: Fit) -> Fit:
-    """Return the fit at the end of a training, or the one before it if that is clearly better.
-
-    Their certificates decide, where both have one. Where both are good no remark is made.
-    """
-    old, new = (fit.report["certificate_"] for fit in (before, trained))
-    if not (isinstance(old, Certificate) and isinstance(new, Certificate)):
-        return trained
-    noise = max(N_SE * math.hypot(old.se, new.se_below), NEGLIGIBLE * trained.sampler.n_features)
-    if new.divergence <= old.divergence + noise:
-        return trained
-    why = f"KL(q||p) + KL(p||q) is {new.divergence:.2g} nats at its end and was {old.divergence:.2g}"
-    found = _as_before(trained, before, why)
-    return found._replace(remark=None) if is_certified(trained) else found
-
-
-@torch.no_grad()
-def not_worse(fit: Fit, before: Fit, judge: Judge, start: Start[F]) -> Fit:
-    """Return the fit before a training if that has led away from the target.
-
-    Stein's identities decide, which are almost insensitive to power-law tails, and noisy where modes are far apart.
-    """
-    is_start = fit.report["best_iter_"] == before.report["best_iter_"]
-    if is_start or fit.remark is not None or len(start.whitening.modes) > 1:
-        return fit
-    old, new = (judge.error(judge.draws(cast("InU", each.sampler))[:N_JUDGED_DRAWS]) for each in (before, fit))
-    if new <= old + WORSE * max(1.0, old) or has_power_tails(judge.score):
-        return fit
-    off = f"off by {new:.2g} standard deviations, at its start by {old:.2g}"
-    return _as_before(fit, before, f"by Stein's identities the draws at its end are {off}")
 
 
 def allows_moves(target: Score) -> bool:
@@ -335,20 +260,3 @@ def recentred(fit: Fit, target: Score, seed: int) -> Fit:
     return fit._replace(
         sampler=replace(sampler, whitening=whitening), report={**fit.report, "score_checksum_": answers}
     )
-
-
-def certified(fit: Fit, score: Score, seed: int, batch_size: int) -> Fit:
-    """Return a fit with its certificate, which is None if that would be expensive."""
-    score.tally.begin(CERTIFICATE)
-    sampler, n_values = fit.sampler, batch_size * len(np.asarray(fit.report["loss_curve_"]))
-    costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < MANY_CALLS
-    if costly or not isinstance(sampler, Layer | Layers):
-        return fit
-    for times in N_CERTIFIED:
-        found = cheap_certificate(sampler, score.double, seed ^ 1, times)
-        if found is None:
-            break
-        fit = fit._replace(report={**fit.report, "certificate_": found})
-        if is_certified(fit):
-            break
-    return fit

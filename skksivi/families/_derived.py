@@ -10,7 +10,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import HasDensity, Layer, Layers, Sampler
 from skksivi.mixing import AtomDraws, DensityMixing
@@ -23,11 +23,9 @@ from skksivi.score._score import Score
 #: expected number.
 MAX_DRAWN, PATIENCE = 2**15, 50
 
-#: The share of a Student t distribution among the draws of a sampler with defended tails, and its degrees of freedom.
-TAILS, DF = 0.1, 3
-
-#: Draws whose moments these tails have; they differ from the weighted draws, whose density must not depend on them.
-N_MOMENTS = 4000
+#: How many times as wide as a sampler a defensive mixture is in all directions, and along a coordinate; and the draws
+#: whose moments it has.
+SCALES, STRETCHES, N_MOMENTS = (1.5, 2.0, 4.0, 8.0, 16.0, 32.0), (2.0, 4.0, 8.0), 4000
 
 #: Draws with which a loaded file is checked.
 N_TRIED = 100
@@ -116,17 +114,23 @@ class Reweighted(Derived):
 
 
 @dataclass(frozen=True)
-class Defended(Derived):
-    r"""The draws of a sampler, one in ten replaced by a draw of a Student t with three degrees of freedom.
+class DefensiveMixture(Derived):
+    r"""The draws x of a sampler, some replaced by draws of Gaussians wider than it in all directions or in one.
 
-    Importance ratios to its density are bounded where ratios to the sampler's density may not be.
+    With m and :math:`C = L L^\top` the mean and the covariance of the sampler, half of the others are draws of
+    :math:`N(m, s^2 C)`, with s from 1.5 to 32, and half of :math:`N(m, C + (t^2 - 1) v_j v_j^\top)`, with
+    :math:`v_j = C e_j / \sqrt{C_{jj}}` and t from 2 to 8: a coordinate is stretched, and the others follow as in the
+    Gaussian. They look where the sampler does not draw, as in a halo or a lost tail, and importance ratios to the
+    density of all draws are bounded where those to the sampler's are not.
 
     Attributes
     ----------
     sampler : Sampler
         One with a density.
     map : Affine
-        Centre and scale of the Student t.
+        The m and L.
+    share : float
+        Of the sampler among the draws.
 
     References
     ----------
@@ -135,24 +139,31 @@ class Defended(Derived):
     """
 
     map: Affine
+    share: float
 
     @classmethod
-    def of(cls, sampler: Sampler, generator: torch.Generator) -> Defended:
-        """Return it with a Student t located at the mean of some draws, with their covariance as scale matrix."""
-        x = sampler.sample(N_MOMENTS, generator).double()
-        return cls(sampler, gaussian_of(x))
+    def of(cls, sampler: Sampler, generator: torch.Generator, share: float) -> DefensiveMixture:
+        """Return it with the mean and the covariance of draws that no weights depend on."""
+        return cls(sampler, gaussian_of(sampler.sample(N_MOMENTS, generator).double()), share)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d)."""
         x = self.sampler.sample(n, generator).double()
-        of_tails = torch.rand(n, generator=generator, dtype=torch.float64, device=x.device) < TAILS
-        return torch.where(of_tails[:, None], self.tails(n, generator), x)
+        is_wide = torch.rand(n, generator=generator, dtype=torch.float64, device=x.device) >= self.share
+        return torch.where(is_wide[:, None], self.wide(n, generator), x)
 
-    def tails(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows (n, d) of the Student t."""
-        m = self.map.m
-        xi = torch.randn(n, DF + len(m), generator=generator, dtype=m.dtype, device=m.device)
-        return self.map.unwhiten(xi[:, DF:] / xi[:, :DF].square().mean(1, keepdim=True).sqrt())
+    def wide(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d) of the wider Gaussians, as evenly from all of them as can be, in random order."""
+        m, L = self.map
+        y, n_scaled = standard_normal(n, m, generator) @ L.mT, n - n // 2
+        scale = m.new_tensor(SCALES).repeat(-(-n_scaled // len(SCALES)))[:n_scaled]
+        j = torch.randperm(len(m), generator=generator, device=m.device).repeat(-(-n // len(m)))[: n - n_scaled]
+        t = m.new_tensor(STRETCHES)[torch.randint(len(STRETCHES), (len(j),), generator=generator, device=m.device)]
+        own, sd = y[n_scaled:], L.norm(dim=1)[j]
+        z = own.gather(1, j[:, None])[:, 0] / sd
+        stretched = own + ((t - 1) * z / sd)[:, None] * (L[j] @ L.mT)
+        x = m + torch.cat([scale[:, None] * y[:n_scaled], stretched])
+        return x[torch.randperm(n, generator=generator, device=m.device)]
 
     def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate its log-density (n,) at points x (n, d)."""
@@ -160,11 +171,16 @@ class Defended(Derived):
 
     def mixed(self, of_sampler: LogDensity, x: Tensor) -> LogDensity:
         """Return its log-density (n,) at points x (n, d), given the sampler's."""
-        d, square = self.n_features, self.map.whiten(x).square().sum(1)
-        log_t = math.lgamma((DF + d) / 2) - math.lgamma(DF / 2) - d / 2 * math.log(DF * math.pi)
-        log_t = log_t - self.map.log_determinant() - (DF + d) / 2 * (square / DF).log1p() + math.log(TAILS)
-        log_q = of_sampler.value + math.log(1 - TAILS)
-        value = torch.logaddexp(log_q, log_t.where(~log_t.isnan(), -math.inf))  # NaN far beyond moments
+        (m, L), d = self.map, self.n_features
+        square, z = self.map.whiten(x).square().sum(1), (x - m) / L.norm(dim=1)
+        s, t = m.new_tensor(SCALES), m.new_tensor(STRETCHES)
+        scaled = (-square[:, None] / (2 * s.square()) - d * s.log()).logsumexp(1) - math.log(len(s))
+        gains = (1 - t.square().reciprocal()) * z.square()[:, :, None] / 2 - t.log()  # (n, d, 3)
+        stretched = gains.flatten(1).logsumexp(1) - square / 2 - math.log(d * len(t))
+        wide = torch.logaddexp(scaled, stretched) - math.log(2)
+        wide = wide - self.map.log_determinant() - d / 2 * math.log(2 * math.pi) + math.log(1 - self.share)
+        log_q = of_sampler.value + math.log(self.share)
+        value = torch.logaddexp(log_q, wide.where(~wide.isnan(), -math.inf))  # NaN far beyond moments
         return LogDensity(value, of_sampler.se * (log_q - value).exp())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,23 +14,34 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array
 from skksivi._utils.psis import most_trusted, pareto_smoothed, standard_error
-from skksivi.coordinates._lines import kronrod
+from skksivi.coordinates._lines import in_panels, log_ratio
+from skksivi.coordinates._whitening import Whitening
 from skksivi.families._density import N_DRAWS, LogDensity
-from skksivi.families._derived import TAILS, Defended, knows_density, sampler_density
+from skksivi.families._derived import DefensiveMixture, asks_for_score, knows_density, sampler_density
 from skksivi.families._samplers import Layer, Layers, Sampler
+from skksivi.judge._numbers import WeightedRows
 from skksivi.pilot._modes import log_density, origin_of
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.score._score import Score
 
-#: The fewest draws whose ratio must be finite, and their smallest effective share.
-LEAST_DRAWS, LEAST_SHARE = 100, 0.45
+#: The fewest draws whose ratio must be finite, and the smallest effective sample size of reliable weights, and of
+#: those with a heavy tail.
+LEAST_DRAWS, LEAST_EFFECTIVE, MANY_EFFECTIVE = 100, 30, 200
 
 #: The largest share of the draws of a fit where log p may be unknown.
 MOST_LEFT_OUT = 0.01
 
-#: Draws of a cheap certificate; those where log p is an integral of the score by seven points; and what 95% of these
-#: may be off by with four points, in nats, where seven are off by a tenth.
-N_CHEAP, N_INTEGRATED, MAX_GAP = 256, 160, 0.5
+#: The share of the fit among the weighted draws; the other half looks where it does not draw.
+SHARE = 0.5
+
+#: Further draws of a fit, which cost no call of the score, and the most numbers in them.
+N_FREE, MAX_FREE = 20_000, 2**22
+
+#: Draws of a cheap certificate, and those where log p is an integral of the score by seven points.
+N_CHEAP, N_INTEGRATED = 256, 128
+
+#: The most points of all lines that need many, in units of the number of lines.
+MOST_TIMES = 50
 
 
 class Estimate(NamedTuple):
@@ -41,22 +52,26 @@ class Estimate(NamedTuple):
 
 
 class Certificate(NamedTuple):
-    """How far a fit is from its target.
+    """How far a fit is from its target, as far as weighted draws reach.
 
     Attributes
     ----------
     divergence : float
-        KL(q || p) + KL(p || q), in nats.
+        KL(q || p) + KL(p || q), in nats. It adds over features: a small one does not say that each number read off
+        the fit is right, see `skksivi.diagnose`.
     se : float
         Its standard error, with what a heavy tail may add that the draws have not shown.
     se_below : float
         Without that: how far the divergence may be below. It is more often underestimated than overestimated.
     k : float
-        The shape of the tail of the importance ratios.
+        The shape of the tail of the importance ratios, k-hat.
     share : float
-        The effective share of the draws, between 0 and 1.
+        The effective sample size as a share of the draws, between 0 and 1. Half of the draws are wider than the fit,
+        so that it may be a half where the fit is right.
     trusted : bool
-        Whether k is small enough for the draws to tell of p at all.
+        Whether the weights are reliable: an effective sample size of 30 or more, a k-hat of 0.7 or less (somewhat
+        less of few draws), and log p known at 99% of the draws of the fit. It says nothing of modes that no draw has
+        reached, nor that the divergence is small.
     """
 
     divergence: float
@@ -70,7 +85,7 @@ class Certificate(NamedTuple):
 class Evidence(NamedTuple):
     """Bounds on the log evidence, and an estimate; of a target known by its score relative to log p at `reference`.
 
-    Where the weights cannot be trusted the standard errors of `log_z` and `eubo` are infinite.
+    Where the weights are not reliable the standard errors of `log_z` and `eubo` are infinite.
 
     Attributes
     ----------
@@ -83,7 +98,7 @@ class Evidence(NamedTuple):
     k : float
         The shape of the tail of the importance ratios.
     trusted : bool
-        Whether k is small enough for `log_z` and `eubo`.
+        Whether the weights are reliable, as `log_z` and `eubo` need, see `Certificate`.
     reference : ndarray of shape (n_features,) or None
         Where p is one; None where the target has a `log_prob`.
     """
@@ -103,8 +118,8 @@ class ImportanceSample:
     Attributes
     ----------
     X : ndarray of shape (n, n_features)
-        Nine in ten are draws of the fit; the last are of a Student t distribution with its mean and covariance and
-        three degrees of freedom, for tails that it may lack.
+        The first half are draws of the fit; the others are of Gaussians wider than it, in all directions or along a
+        coordinate, which look where it does not draw.
     log_ratios : ndarray of shape (n,)
         log p - log q, in nats.
     std : ndarray of shape (n,)
@@ -113,8 +128,8 @@ class ImportanceSample:
         Pareto-smoothed ratios of p to the density of both kinds of draws together; they sum to one.
     k : float
         The shape of the tail of these ratios, which have 1/k finite moments.
-    log_z : float
-        The logarithm of their mean.
+    log_z, log_z_se : float
+        The logarithm of their mean, and its standard error.
     of_fit : ndarray of shape (n,), bool
         Which are draws of the fit.
     weights_of_fit : ndarray of shape (n,)
@@ -124,6 +139,8 @@ class ImportanceSample:
     left_out : float
         The share of the draws of the fit that are not among them, since log p is unknown there: the target's is NaN,
         or the integral of its score leads through too deep a valley.
+    draws : ndarray of shape (m, n_features)
+        Further draws of the fit, by which its own means are known.
     """
 
     X: np.ndarray
@@ -132,24 +149,34 @@ class ImportanceSample:
     weights: np.ndarray
     k: float
     log_z: float
+    log_z_se: float
     of_fit: np.ndarray
     weights_of_fit: np.ndarray
     reference: np.ndarray | None
     left_out: float
+    draws: np.ndarray
+
+    @property
+    def rows(self) -> WeightedRows:
+        """The weights for the target and for the fit."""
+        return WeightedRows(self.weights, self.weights_of_fit)
 
     @property
     def share(self) -> float:
-        r"""The effective share of the draws, :math:`1 / (n \sum_i w_i^2)`."""
+        r"""The effective sample size as a share of the draws, :math:`1 / (n \sum_i w_i^2)`."""
         return float(1 / (len(self.weights) * np.square(self.weights).sum()))
 
     @property
     def trusted(self) -> bool:
-        """Whether k is at most min(1 - 1 / log10(n), 0.7), the share at least 0.45, and 1% left out at most.
+        """Whether the weights are reliable: k is at most min(1 - 1 / log10(n), 0.7), or below one with an effective
+        sample size of 200; this is at least 30; and at most 1% is left out.
 
-        A part of the target that no draw has reached shows in none of these; a small share is the only sign of it.
+        A part of the target that no draw has reached shows in none of these.
         """
-        reached = self.k <= most_trusted(len(self.weights)) and self.share >= LEAST_SHARE
-        return reached and self.left_out <= MOST_LEFT_OUT
+        n = len(self.weights)
+        effective = self.share * n
+        light = self.k <= most_trusted(n) or (self.k < 1 and effective >= MANY_EFFECTIVE)
+        return light and effective >= LEAST_EFFECTIVE and self.left_out <= MOST_LEFT_OUT
 
     def certificate(self) -> Certificate:
         r"""Return how far the fit is from the target.
@@ -157,26 +184,27 @@ class ImportanceSample:
         .. math:: J = \mathrm{KL}(q \| p) + \mathrm{KL}(p \| q) = E_q \ell - E_p \ell, \qquad
             \ell = \log q - \log p,
 
-        in which the normaliser of p cancels; what the errors of log q add is taken off. Draws of the Student t where
-        not one draw of the fit is likely have no say in the mean under q: log p may be of any size there.
+        in which the normaliser of p cancels; what the errors of log q add is taken off. The mean under q is that of
+        the draws of the fit alone.
         """
-        n, w, ell = len(self.weights), self.weights, -self.log_ratios
-        if np.isinf(ell[self.of_fit]).any():  # the fit has mass where the target has none
+        w, own, ell = self.weights, self.of_fit, -self.log_ratios
+        if np.isinf(ell[own]).any():  # the fit has mass where the target has none
             return Certificate(math.inf, 0.0, 0.0, self.k, self.share, self.trusted)
-        v = np.where(self.weights_of_fit < 1 / n**2, 0.0, self.weights_of_fit)
+        n, v = len(w), own / own.sum()
         ell = np.where(((v > 0) | (w > 0)) & np.isfinite(ell), ell, 0.0)
         under_q, under_p = v @ ell, w @ ell
         influence = n * v * (ell - under_q) - n * w * (ell - under_p)
-        divergence = float(under_q - under_p - np.square(self.std[self.of_fit]).mean())
+        divergence = float(under_q - under_p - np.square(self.std[own]).mean())
         se_below = float(influence.std() / math.sqrt(n))
         return Certificate(divergence, standard_error(influence), se_below, self.k, self.share, self.trusted)
 
     def evidence(self) -> Evidence:
         """Return bounds on the log evidence, and its estimate by importance sampling.
 
-        The errors of log q, which the draws may share, and what heavy tails of the ratios may add that the draws have
-        not shown are in the standard errors. These are infinite where the
-        weights cannot be trusted. Where the target has no density at some draws the lower bound is -inf.
+        The integral of the fit's density, which is one, is a control variate. The errors of log q, which the draws
+        may share, and what heavy tails of the ratios may add that the draws have not shown are in the standard
+        errors. These are infinite where the weights are not reliable. Where the target has no density at some draws
+        the lower bound is -inf.
         """
         n, w, own = len(self.weights), self.weights, self.log_ratios[self.of_fit]
         r = self.log_ratios[w > 0]
@@ -186,7 +214,7 @@ class ImportanceSample:
             elbo = Estimate(float(own.mean()), math.hypot(standard_error(own), self.std[self.of_fit].mean()))
         return Evidence(
             elbo,
-            Estimate(self.log_z, math.hypot(standard_error(n * w), shared)),
+            Estimate(self.log_z, math.hypot(self.log_z_se, shared)),
             Estimate(eubo, math.hypot(standard_error(n * w[w > 0] * (r - eubo)), shared)),
             self.k,
             self.trusted,
@@ -194,7 +222,7 @@ class ImportanceSample:
         )
 
     def expectation(self, f: Callable[[np.ndarray], ArrayLike]) -> Estimate:
-        """Return the mean of a function under the target.
+        """Return the mean of a function under the target, with the fit as a control variate.
 
         Parameters
         ----------
@@ -209,34 +237,39 @@ class ImportanceSample:
         Raises
         ------
         ValueError
-            f returns another number of rows, or k is too large.
+            f returns another number of rows, or the weights are not reliable.
         """
         check_trusted(self, "an expectation")
-        values = np.asarray(f(self.X), dtype=np.float64)
-        if values.shape[:1] != self.weights.shape:
-            raise ValueError(f"`f` returned shape {values.shape}, expected a row for each of {len(self.X)} draws.")
-        mean = np.tensordot(self.weights, values, 1)
-        se = np.sqrt(np.tensordot(np.square(self.weights), np.square(values - mean), 1))
-        return Estimate(mean[()], se[()])
+        values, of_draws = (np.asarray(f(X), dtype=np.float64) for X in (self.X, self.draws))
+        for found, X in ((values, self.X), (of_draws, self.draws)):
+            if found.shape[:1] != X.shape[:1]:
+                raise ValueError(f"`f` returned shape {found.shape}, expected a row for each of {len(X)} draws.")
+        columns = values.reshape(len(values), -1), of_draws.reshape(len(of_draws), -1)
+        mean, se = (a.reshape(values.shape[1:])[()] for a in self.rows.means(*columns))
+        return Estimate(mean, se)
 
 
 def check_trusted(sample: ImportanceSample, what: str) -> None:
-    """Raise ValueError unless the weights can be trusted."""
+    """Raise ValueError unless the weights are reliable."""
     if sample.left_out > MOST_LEFT_OUT:
         raise ValueError(
             f"The log-density of the target is unknown at {sample.left_out:.0%} of the draws, beyond a deep valley "
             f"where the target is known by its score alone: {what} would lack that part. Give it a `log_prob`."
         )
     if not sample.trusted:
+        n = len(sample.X)
         raise ValueError(
-            f"The importance ratios have a tail of shape k = {sample.k:.2f} ({most_trusted(len(sample.X)):.2f} is "
-            f"allowed), and the draws have an effective share of {sample.share:.2f} ({LEAST_SHARE} is needed): "
-            f"{what} would rest on a few draws. Improve the fit first, see `diagnose`."
+            f"The importance weights are not reliable: their tail has the shape k = {sample.k:.2f} "
+            f"({most_trusted(n):.2f} is allowed), and the effective sample size is {sample.share * n:.0f} "
+            f"({LEAST_EFFECTIVE} are needed), so that {what} would rest on a few draws. Improve the fit first, see "
+            "`diagnose`."
         )
 
 
-def importance_weights(sampler: Sampler, score: Score, x: Tensor, seed: int) -> ImportanceSample:
-    """Return draws x (n, d) of a sampler, the last of them replaced by its defended tails, with their weights.
+def importance_weights(
+    sampler: Sampler, score: Score, x: Tensor, seed: int, share: float = SHARE
+) -> ImportanceSample:
+    """Return draws x (n, d) of a sampler, the last of them replaced by wider ones, with their weights.
 
     Raises
     ------
@@ -244,76 +277,165 @@ def importance_weights(sampler: Sampler, score: Score, x: Tensor, seed: int) -> 
         The target has no density at nearly all of them.
     """
     origin = origin_of(score)
-    defended, x = with_tails(sampler, x, seed)
-    return weigh(defended, x, log_density(score, origin, x), None if origin is None else as_array(origin.m))
+    mixture, x, n_own = defended(sampler, x, seed, share)
+    of_sampler, log_p = sampler_density(sampler).log_density(x), log_density(score, origin, x)
+    reference = None if origin is None else as_array(origin.m)
+    return weigh(mixture, x, n_own, log_p, of_sampler, free_draws(sampler, x[:n_own], seed), reference)
 
 
-def with_tails(sampler: Sampler, x: Tensor, seed: int) -> tuple[Defended, Tensor]:
-    """Return a sampler with defended tails, and draws x (n, d) of it whose last are of these tails."""
-    generator, n_tails = torch.Generator(x.device).manual_seed(seed ^ 2), round(TAILS * len(x))  # others than x
-    defended = Defended.of(sampler, generator)
-    return defended, torch.cat([x[: len(x) - n_tails], defended.tails(n_tails, generator)])
+def defended(sampler: Sampler, x: Tensor, seed: int, share: float) -> tuple[DefensiveMixture, Tensor, int]:
+    """Return the defensive mixture around a sampler, draws x (n, d) of it, and how many are the sampler's."""
+    generator, n_own = torch.Generator(x.device).manual_seed(seed ^ 2), round(share * len(x))  # others than x
+    mixture = DefensiveMixture.of(sampler, generator, n_own / len(x))
+    return mixture, torch.cat([x[:n_own], mixture.wide(len(x) - n_own, generator)]), n_own
+
+
+def free_draws(sampler: Sampler, x: Tensor, seed: int) -> Tensor:
+    """Return many draws (m, d) of a sampler or, if it draws by the score of its target, the draws x there are."""
+    if asks_for_score(sampler):
+        return x
+    n = min(N_FREE, MAX_FREE // sampler.n_features)
+    return sampler.sample(n, torch.Generator(x.device).manual_seed(seed ^ 4)).double()
 
 
 def weigh(
-    defended: Defended,
+    mixture: DefensiveMixture,
     x: Tensor,
+    n_own: int,
     log_p: Tensor,
+    of_sampler: LogDensity,
+    draws: Tensor,
     reference: np.ndarray | None = None,
-    log_density: Callable[[Tensor], LogDensity] | None = None,
 ) -> ImportanceSample:
-    """Return draws x (n, d) `with_tails`, with log p (n,), and their weights, without those where log p is NaN.
+    """Return draws x (n, d) of a mixture, the first of its sampler, with their weights, but those where log p (n,) is
+    NaN.
 
     Raises
     ------
     ValueError
-        The target has no density at nearly all of them.
+        The target has no density at nearly all draws of the sampler.
     """
-    of_fit = torch.arange(len(x), device=x.device) < len(x) - round(TAILS * len(x))
-    kept, n_inside = ~(log_p.isnan() | log_p.isposinf()), int((log_p.isfinite() & of_fit).sum())
-    if n_inside < (1 - TAILS) * LEAST_DRAWS:
-        raise ValueError(
-            f"`target` has a finite log-density at {n_inside} of {int(of_fit.sum())} draws; "
-            f"{(1 - TAILS) * LEAST_DRAWS:.0f} are needed."
-        )
+    of_fit = torch.arange(len(x), device=x.device) < n_own
+    kept, least = ~(log_p.isnan() | log_p.isposinf()), LEAST_DRAWS * n_own / len(x)
+    if (n_inside := int((log_p.isfinite() & of_fit).sum())) < min(least, n_own):
+        raise ValueError(f"`target` has a finite log-density at {n_inside} of {n_own} draws; {least:.0f} are needed.")
     left_out = float((of_fit & ~kept).sum() / of_fit.sum())
     n, x, log_p, of_fit = len(x) - int((of_fit & ~kept).sum()), x[kept], log_p[kept], of_fit[kept]
-    of_sampler = (log_density or sampler_density(defended.sampler).log_density)(x)
-    log_m = defended.mixed(of_sampler, x).value
+    of_sampler = LogDensity(*(a[kept] for a in of_sampler))
+    log_m = mixture.mixed(of_sampler, x).value
     log_ratios, log_q, std = as_array(log_p - log_m), *map(as_array, of_sampler)
     inside = np.isfinite(log_ratios)
     log_weights, k = pareto_smoothed(log_ratios[inside])
     top, weights = log_ratios[inside].max(), np.zeros(len(log_ratios))
     weights[inside] = np.exp(log_weights - log_weights.max())
-    log_z = float(np.log(np.exp(log_ratios[inside] - top).sum() / n) + top)
-    own, v = as_array(of_fit), as_array((of_sampler.value - log_m).softmax(0))
-    differences, weights = as_array(log_p) - log_q, weights / weights.sum()
-    return ImportanceSample(as_array(x), differences, std, weights, k, log_z, own, v, reference, left_out)
+    v = as_array((of_sampler.value - log_m).exp())
+    log_z, log_z_se = _log_mean(np.where(inside, np.exp(log_ratios - top), 0.0), v, n)
+    return ImportanceSample(
+        as_array(x),
+        as_array(log_p) - log_q,
+        std,
+        weights / weights.sum(),
+        k,
+        float(log_z + top),
+        log_z_se,
+        as_array(of_fit),
+        v / v.sum(),
+        reference,
+        left_out,
+        as_array(draws),
+    )
+
+
+def _log_mean(r: np.ndarray, v: np.ndarray, n: int) -> tuple[float, float]:
+    """Return the logarithm of the mean of n ratios, of which r (k,) are not zero, with its standard error, given
+    those of a density, v (k,), whose mean is one.
+    """
+    r, v = (np.concatenate([a, np.zeros(n - len(a))]) for a in (r, v))
+    beta = max(float(np.cov(r, v)[0, 1] / max(v.var(), np.finfo(float).tiny)), 0.0)
+    controlled = r - beta * (v - 1)
+    mean = controlled.mean() if controlled.mean() > 0 else r.mean()
+    return float(np.log(mean)), standard_error(controlled) / float(mean)
 
 
 @torch.no_grad()
-def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int, times: int = 1) -> Certificate | None:
-    """Return the certificate of some draws, for at most 1,000 values of the score, or `times` as many.
+def weighted_draws(
+    sampler: Sampler, score: Score, seed: int, times: int = 1, whitening: Whitening | None = None
+) -> ImportanceSample | None:
+    """Return some weighted draws, for about 1,000 values of the score, or `times` as many.
 
-    It is None if the sampler has no density or more than 1,000 features, if log p cannot be found that cheaply, or if
-    the fit has mass where the target has none. It does not depend on coordinates: draws are of the target that is
-    straightened. The density of a hierarchy also evaluates the score, at 20,000 points
-    per layer.
+    Of a sampler that has no coordinates these are given.
+
+    None if the sampler has no density or more than 1,000 features, if log p cannot be found that cheaply, or if the
+    fit has mass where the target has none. The density of a hierarchy also evaluates the score, at 20,000 points per
+    layer.
     """
     if not knows_density(sampler) or sampler.n_features > MAX_FEATURES:
         return None
-    score, sampler = sampler.whitening.straighten(score), replace(sampler, whitening=sampler.whitening.straight)
     generator = torch.Generator(score.device).manual_seed(seed)
     try:
-        if score.log_prob is not None:
-            defended, x = with_tails(sampler, sampler.sample(times * N_CHEAP, generator), seed)
-            log_p = score.log_prob(x)
+        n = times * (N_INTEGRATED if score.log_prob is None else N_CHEAP)
+        mixture, x, n_own = defended(sampler, sampler.sample(n, generator), seed, SHARE)
+        if isinstance(sampler, Layer | Layers):
+            of_sampler, whitening = sampler.log_density(x, N_DRAWS), sampler.whitening
         else:
-            defended, x = with_tails(sampler, sampler.sample(times * N_INTEGRATED, generator), seed)
-            log_p, gaps = kronrod(score, sampler.whitening.map.m, x)
-            if not gaps[: len(x) - round(TAILS * len(x))].abs().nanquantile(0.95) <= MAX_GAP:
-                return None
-        found = weigh(defended, x, log_p, log_density=lambda x: sampler.log_density(x, N_DRAWS)).certificate()
+            of_sampler = sampler.log_density(x)
+        log_m = mixture.mixed(of_sampler, x).value
+        if score.log_prob is not None:
+            log_p = score.log_prob(x)
+        elif whitening is None or (integrals := _by_lines(score, whitening, x, log_m)) is None:
+            return None
+        else:
+            log_p = integrals
+        outside = torch.arange(n, device=x.device) >= n_own
+        log_p = log_p.where(~(outside & log_p.isnan()), -math.inf)  # the numbers of p may overflow far out
+        return weigh(mixture, x, n_own, log_p, of_sampler, free_draws(sampler, x[:n_own], seed))
     except Exception:  # a fit is not to fail by this, whatever its score may raise
         return None
-    return found if all(math.isfinite(number) for number in found) else None
+
+
+def _by_lines(score: Score, whitening: Whitening, x: Tensor, log_m: Tensor) -> Tensor | None:
+    """Return log p (n,) at points x (n, d) by integrals of the score from the nearest mode, given the log-density
+    that has drawn them; None where too many that matter cannot be integrated by a few points.
+
+    Lines are straight in coordinates where the target is, but for those that need many points.
+    """
+    warp, y, log_scale = whitening.warp, x, torch.zeros_like(log_m)
+    centres, score_y = torch.as_tensor(whitening.modes).to(x), whitening.straighten(score)
+    if warp is not None or len(centres) < 2:
+        centres = whitening.map.m[None]
+    origins = centres
+    if warp is not None:
+        (y, log_scale), (origins, at_origin) = warp.warp(x), warp.unwarp(centres)
+        log_scale = log_scale - at_origin
+    u, at_centres = whitening.map.whiten(y), whitening.map.whiten(centres)
+    nearest = torch.cdist(u, at_centres).nan_to_num(math.inf).argmin(1)
+    lengths = (u - at_centres[nearest]).norm(dim=1) / (math.sqrt(x.shape[1]) + 3)
+    lengths = lengths.nan_to_num(1.0, posinf=1.0).clamp_max(1e6)
+    heights = x.new_zeros(len(centres))
+    if len(centres) > 1:
+        heights[1:] = log_ratio(score, origins[0], origins[1:])
+    log_p, gap = x.new_zeros(2, len(x)).unbind()
+    for k in nearest.unique().tolist():
+        rows = nearest == k
+        ratio, gap[rows] = in_panels(score_y, centres[k], y[rows], lengths[rows])
+        log_p[rows] = heights[k] + ratio - log_scale[rows]
+    surely = gap < 0.5  # nats by four points; by seven it is a tenth of it or less
+    if not surely.any():
+        return None
+    weights = log_p - log_m
+    rough = ~surely & ~(weights + gap < weights[surely].max() - 15)
+    most = score.tally.total + MOST_TIMES * len(x)
+    for rows in rough.nonzero()[:, 0].split(8):
+        if score.tally.total > most:
+            return None
+        for k in nearest[rows].unique().tolist():
+            own = rows[nearest[rows] == k]
+            log_p[own] = heights[k] + log_ratio(score, origins[k], x[own])
+    return log_p
+
+
+def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int) -> Certificate | None:
+    """Return the certificate of some weighted draws, None where there is none."""
+    found = weighted_draws(sampler, score, seed)
+    certificate = None if found is None else found.certificate()
+    return certificate if certificate is not None and all(map(math.isfinite, certificate)) else None

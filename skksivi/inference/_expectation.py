@@ -22,14 +22,14 @@ from skksivi._utils.arrays import (
 )
 from skksivi._utils.control_variates import N_FOLDS, N_OF_EACH, cross_fitted, second_order
 from skksivi._utils.numbers import check_integer
-from skksivi._utils.psis import pareto_smoothed
+from skksivi._utils.psis import pareto_smoothed, standard_error
 from skksivi.base import BaseApproximator, check_fit
 from skksivi.coordinates._affine import Affine, AffineMap
-from skksivi.families._derived import Reweighted, unweighted
+from skksivi.families._derived import Reweighted, knows_density, unweighted
 from skksivi.families._samplers import Chains, Particles
-from skksivi.families._weights import Estimate, check_trusted
-from skksivi.inference._importance import importance_draws
+from skksivi.families._weights import Estimate, ImportanceSample, importance_weights
 from skksivi.pilot._mixture import covariance_root
+from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.score._score import Score, ScoreFunction, is_target
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
@@ -62,16 +62,17 @@ class Expectation(NamedTuple):
     value : float or ndarray
         By control variates.
     se : float or ndarray
-        Standard errors. Where draws and target differ, they do not tell what bias is left.
+        Standard errors. Those of a fit with a density are infinite where its importance weights are not reliable;
+        those of other draws do not include the bias that is left if draws and target differ.
     plain : Estimate
         The mean of f over the draws, with its standard error ``plain.se``, without control variates.
     shift : float or ndarray
-        The difference of `value` and ``plain.value`` in its own standard errors. Beyond four the draws are not those
-        of the target; NaN where no control variate was used.
+        The difference of `value` and ``plain.value`` in its own standard errors. Beyond four the draws, or their
+        weights, are not those of the target; NaN where no Stein control variate was used.
     n_control_variates : int or ndarray of int
-        How many were used, zero where none helped.
+        How many were used, zero where none helped. The fit counts as one.
     n_score_calls : int
-        Points at which the score was evaluated, with those by which it is checked.
+        Points at which the score or the density of the target was evaluated, with those by which they are checked.
     """
 
     value: float | np.ndarray
@@ -95,7 +96,8 @@ TargetOrScores = Target | ScoreFunction | ArrayLike | Tensor
 class WeightedDraws(NamedTuple):
     """Draws x (n, d) with scores s (n, d) and weights w (n,) that sum to one, independent from one batch to the next.
 
-    `map` has coordinates that were not learned from these draws, and `n_score_calls` tells their cost.
+    `map` has coordinates that were not learned from these draws, and `n_score_calls` tells their cost. They are those
+    of `sample` that have a weight, if there is one; standard errors are finite where draws are `reliable`.
     """
 
     x: Tensor
@@ -104,6 +106,8 @@ class WeightedDraws(NamedTuple):
     batch: Tensor
     map: AffineMap | None
     n_score_calls: int
+    sample: ImportanceSample | None = None
+    reliable: bool = True
 
 
 def expectation(
@@ -112,10 +116,12 @@ def expectation(
     f: Callable[[Any], ArrayLike | Tensor] | None = None,
     *,
     n_samples: int = 2000,
-    weights: bool = False,
     random_state: RandomState = None,
 ) -> Expectation:
-    r"""Estimate the mean of a function under a target, from draws and scores, by Stein control variates.
+    r"""Estimate the mean of a function under a target, from draws and scores, by control variates.
+
+    Draws of a fit with a density are weighted for the target, see `importance_sample`: half of them look where the
+    fit does not draw, so that what it lacks is in the estimate and in its standard error.
 
     By Stein's identity :math:`E_p[s^\top g + \nabla \cdot g] = 0` for the score s of p. With the gradients g of
     polynomials, these are functions of mean zero under the target,
@@ -124,19 +130,22 @@ def expectation(
 
     in coordinates u of about unit covariance, and the estimate is the mean of :math:`f - \beta^\top \varphi`. The
     :math:`\beta` for each draw comes from a regression on the nine tenths of the draws that do not include it, so
-    that the standard error is honest. Each f has the largest set, of none, the first order, squares and all pairs,
-    that does not raise its standard error. There are at least twenty draws per control variate and forty more, and
-    none is used whose tail is so heavy that it has no variance.
+    that the standard error does not rest on what the regression has fitted. Each f has the largest set, of none, the
+    first order, squares and all pairs, that does not raise its standard error; or the fit itself as a control
+    variate, whose mean of f is known from further draws. There are at least twenty
+    effective draws per control variate and forty more, and none is used whose tail is so heavy that it has no
+    variance.
 
     The identity holds for the target, whatever the draws: if f is a combination of control variates, as are means and
-    covariances of a Gaussian, the result is exact even if the draws are not. Otherwise draws from another density q
-    leave a bias of at most
+    covariances of a Gaussian, the result is exact even if the draws are not. Otherwise draws that are not weighted,
+    from another density q, leave a bias of at most
 
     .. math:: \mathrm{sd}_q(f - \beta^\top \varphi)\, \sqrt{E_q (p / q - 1)^2},
 
-    which falls with the standard error but is not included in it. With a `shift` beyond four, look at `diagnose` or
-    use `weights`. Neither detects a mode without draws. At bounds, if it has any, the target's density must fall to
-    zero.
+    which falls with the standard error but is not included in it: so for arrays, for chains and particles, and for
+    fits whose weights are not reliable, where the standard error is infinite. With a `shift` beyond four, look at
+    `diagnose`. A mode that no draw has reached is not detected. At bounds, if it has any, the target's density must
+    fall to zero.
 
     Parameters
     ----------
@@ -145,14 +154,13 @@ def expectation(
         batch means. Chains of a fit are treated as chains. Particles, which repel each other, count as independent.
     target : Target, callable, or array-like of the shape of the draws
         The target of the fit, its score function, or the scores of the draws. With `skksivi.targets.Minibatches` all
-        of the data are used.
+        of the data are used. Where a fit is weighted and the target has no `log_prob`, log p is the integral of its
+        score, at some 50 points per draw.
     f : callable, default=None
         Maps draws (n, n_features), a float64 array, or a tensor if `est` is one, to values (n, ...). None is the
         identity, for means.
     n_samples : int, default=2000
         Draws of a fit, at least 20; particles and states of chains are used at most once.
-    weights : bool, default=False
-        Whether to weight the draws of a fit, see `importance_sample`, so that no bias remains. Needs a density.
     random_state : int, RandomState or None, default=None
         Draws from the fit.
 
@@ -167,11 +175,9 @@ def expectation(
     NotFittedError
         Before `fit`.
     TypeError
-        `est` is neither an approximator nor an array, `f` is not a function, or, with `weights`, the fit has no
-        density.
+        `est` is neither an approximator nor an array, or `f` is not a function.
     ValueError
-        Draws, scores or values of f are too few, not finite or of another shape than expected; the score is random;
-        with `weights`, k-hat or the effective share of the draws forbid it.
+        Draws, scores or values of f are too few, not finite or of another shape than expected; the score is random.
 
     See Also
     --------
@@ -193,65 +199,74 @@ def expectation(
     >>> from skksivi import expectation
     >>> from skksivi.baselines import Laplace
     >>> q = Laplace(random_state=0).fit(lambda x: 0.3 - x, n_features=2)
-    >>> found = expectation(q, lambda x: -x, random_state=0)  # of N(0, I), by draws of N(0.3, I)
+    >>> X = q.sample(2000, random_state=0)  # of N(0.3, I)
+    >>> found = expectation(X, -X)  # by the scores of N(0, I)
     >>> found.plain.value.round(1), abs(found.value).round(6)
     (array([0.3, 0.3]), array([0., 0.]))
-    >>> expectation(q, lambda x: -x, lambda X: X[:, 0] ** 2, random_state=0).value.round(6)
-    np.float64(1.0)
+    >>> tail = expectation(q, lambda x: -x, lambda X: X[:, 0] > 1, random_state=0)  # weighted: 0.1587
+    >>> bool(abs(tail.value - 0.1587) < 2 * tail.se), bool(tail.se < 0.01)
+    (True, True)
     """
     if f is not None:
         check_function(f, "f", "X")
-    if not isinstance(weights, bool):
-        raise TypeError(f"`weights` must be True or False, got {weights!r}.")
     if isinstance(est, BaseApproximator | type) or hasattr(est, "fit") or is_target(est) or callable(est):
         check_fit(est, target)
     device = resolve_device(est.device if isinstance(est, BaseApproximator | Tensor) else "cpu")
     with ordinary_mode(device), torch.no_grad():
         if isinstance(est, BaseApproximator):
-            draws = _of_fit(est, cast("Target", target), n_samples, random_state, weights=weights)
-        elif weights:
-            raise TypeError("`weights` needs an approximator, but `est` is an array of draws.")
+            draws = _of_fit(est, cast("Target", target), n_samples, random_state)
         else:
             draws = _given(est, target, device)
-    X = draws.x.clone() if isinstance(est, Tensor) else as_array(draws.x).copy()  # f may write into it
-    values = as_numbers(as_array(X if f is None else f(X)), "f(X)")
-    if values.shape[:1] != (len(X),):
-        raise ValueError(f"`f` returned shape {values.shape}, expected a row for each of {len(X)} draws.")
+    values = _values(f, draws.x if isinstance(est, Tensor) else as_array(draws.x))
     _check_finite(values, "`f` returned values")
     with torch.no_grad():
-        y = as_tensor(values, device=device).reshape(len(X), -1)
-        numbers = [as_array(a).reshape(values.shape[1:])[()] for a in _controlled(y, draws)]
+        y = as_tensor(values, device=device).reshape(len(values), -1)
+        by_fit = None if draws.sample is None else _by_fit(f, values, draws.sample)
+        numbers = [as_array(a).reshape(values.shape[1:])[()] for a in _controlled(y, draws, by_fit)]
     value, se, plain, plain_se, shift, n_used = numbers
     return Expectation(value, se, Estimate(plain, plain_se), shift, n_used, draws.n_score_calls)
+
+
+def _values(f: Callable[[Any], ArrayLike | Tensor] | None, X: np.ndarray | Tensor) -> np.ndarray:
+    """Return values (n, ...) of f at draws (n, d), into which it may write."""
+    own = X.clone() if isinstance(X, Tensor) else X.copy()
+    values = as_numbers(as_array(own if f is None else f(own)), "f(X)")
+    if values.shape[:1] != (len(X),):
+        raise ValueError(f"`f` returned shape {values.shape}, expected a row for each of {len(X)} draws.")
+    return values
 
 
 # The draws
 
 
-def _of_fit(
-    est: BaseApproximator, target: Target, n_samples: int, random_state: RandomState, *, weights: bool
-) -> WeightedDraws:
-    """Return draws of a fit, with their scores."""
-    fit, w = unweighted(est.sampler_), None
-    if weights:
-        score, sample = importance_draws(est, target, n_samples, random_state)
-        check_trusted(sample, "an expectation")
-        X, w = sample.X[sample.weights > 0], sample.weights[sample.weights > 0]
+def _of_fit(est: BaseApproximator, target: Target, n_samples: int, random_state: RandomState) -> WeightedDraws:
+    """Return draws of a fit, with their scores; weighted, if its density allows."""
+    check_integer(n_samples, "n_samples", min_val=LEAST)
+    score = compared_score(target, est.n_features_in_, est.dtype, est.device)
+    fit, seed, has_density = unweighted(est.sampler_), make_seed(random_state), knows_density(est.sampler_)
+    if isinstance(fit, Chains):
+        X = _thinned(fit.x, n_samples)
     else:
-        check_integer(n_samples, "n_samples", min_val=LEAST)
-        score = compared_score(target, est.n_features_in_, est.dtype, est.device)
-        if isinstance(fit, Chains):
-            X = _thinned(fit.x, n_samples)
-        else:
-            n_samples = min(n_samples, len(fit.x)) if isinstance(fit, Particles) else n_samples
-            X = est.sample(n_samples, make_seed(random_state))
+        n_samples = min(n_samples, len(fit.x)) if isinstance(fit, Particles) else n_samples
+        X = est.sample(n_samples, seed)
     x = as_tensor(X, dtype=torch.float64, device=score.device)
-    w = torch.ones_like(x[..., 0]) if w is None else as_tensor(w, device=x.device)
-    if isinstance(fit, Chains) and isinstance(est.sampler_, Reweighted):
-        w = est.sampler_.ratios[est.sampler_.cells.assign(x.flatten(0, 1))]
     coordinates = getattr(fit, "whitening", fit)
     map_ = getattr(coordinates, "map", None) if getattr(coordinates, "warp", None) is None else None
-    return _scored(x, score, w.flatten(), map_)
+    if has_density and est.n_features_in_ <= MAX_FEATURES:
+        _check_repeated(score, x)
+        sample = importance_weights(est.sampler_, score, x, seed)
+        if sample.trusted:
+            x, w = (as_tensor(a[has_weight(sample)], device=score.device) for a in (sample.X, sample.weights))
+            return _scored(x, score, w, map_)._replace(sample=sample)
+    w = torch.ones_like(x[..., 0])
+    if isinstance(fit, Chains) and isinstance(est.sampler_, Reweighted):
+        w = est.sampler_.ratios[est.sampler_.cells.assign(x.flatten(0, 1))]
+    return _scored(x, score, w.flatten(), map_)._replace(reliable=not has_density)
+
+
+def has_weight(sample: ImportanceSample) -> np.ndarray:
+    """Tell of each draw (n,) whether it counts: the score may overflow at others, and is not evaluated there."""
+    return sample.weights > 1e-9 / len(sample.weights)
 
 
 def _thinned(chains: np.ndarray, n: int) -> np.ndarray:
@@ -286,12 +301,19 @@ def _scored(points: Tensor, score: Score | Tensor, w: Tensor, map_: AffineMap | 
         raise ValueError(f"`est` has {len(x)} draws; standard errors need {LEAST} at least.")
     _check_finite(as_array(x), "`est` has draws")
     s = score.flatten(0, -2) if isinstance(score, Tensor) else score(x)
-    _check_finite(as_array(s), "`target` has scores")
     if isinstance(score, Tensor):
+        _check_finite(as_array(s), "`target` has scores")
         return WeightedDraws(x, s, w / w.sum(), _batches(points), map_, 0)
+    _check_repeated(score, x, s)
+    return WeightedDraws(x, s, w / w.sum(), _batches(points), map_, score.tally.n_values)
+
+
+def _check_repeated(score: Score, x: Tensor, s: Tensor | None = None) -> None:
+    """Raise ValueError where scores s at draws x (n, d) are not finite or, if evaluated again, other ones."""
+    s = score(x[:2]) if s is None else s
+    _check_finite(as_array(s), "`target` has scores")
     if not torch.allclose(score(x[:2]), s[:2], rtol=1e-3):
         raise ValueError("`target` has a score that is random; control variates need an exact one, of all data.")
-    return WeightedDraws(x, s, w / w.sum(), _batches(points), map_, score.tally.n_values)
 
 
 def _check_finite(values: np.ndarray, what: str) -> None:
@@ -312,35 +334,58 @@ def _batches(x: Tensor) -> Tensor:
 # The regression
 
 
-def _controlled(y: Tensor, draws: WeightedDraws) -> tuple[Tensor, ...]:
+def _controlled(y: Tensor, draws: WeightedDraws, by_fit: tuple[np.ndarray, np.ndarray] | None) -> tuple[Tensor, ...]:
     """Return means of values y (n, m) with standard errors, both also without control variates, the difference of the
-    means in standard errors and the number of control variates, each (m,).
+    means in standard errors and the number of control variates, each (m,), given means with the fit as one.
     """
     rounding = ROUNDING * y.abs().amax(0)
-    plain, plain_se = mean_and_se(y, draws.w, draws.batch)
+    plain, plain_se = mean_and_se(y, draws)
     y, plain_se = y - plain, plain_se.maximum(rounding)
-    zero = torch.zeros_like(plain)
-    found = [torch.stack([zero, plain_se, torch.full_like(plain, math.nan), zero])]
+    zero, unknown = torch.zeros_like(plain), torch.full_like(plain, math.nan)
+    found = [torch.stack([zero, plain_se, unknown, zero])]
+    if by_fit is not None:
+        mean, se = (as_tensor(a, device=y.device) for a in by_fit)
+        found.append(torch.stack([mean - plain, se.maximum(rounding), unknown, zero + 1]))
     for features in control_variates(draws):
         r, p = cross_fitted(y, features, draws.w.square(), draws.batch % N_FOLDS), features.shape[1]
-        mean, se = mean_and_se(r, draws.w, draws.batch, p)
-        difference, its_se = mean_and_se(r - y, draws.w, draws.batch, p)
+        mean, se = mean_and_se(r, draws, p)
+        difference, its_se = mean_and_se(r - y, draws)
         shift = (difference / its_se).where(its_se > rounding, 0.0)
-        found.append(torch.stack([mean, se.maximum(rounding), shift, torch.full_like(mean, p)]))
+        found.append(torch.stack([mean, se.maximum(rounding), shift, zero + p]))
     tried = torch.stack(found)
     allowed = tried[:, 1] <= SLACK * tried[:, 1].amin(0)
     last = len(tried) - 1 - allowed.flip(0).int().argmax(0)
     mean, se, shift, n_used = tried.gather(0, last.expand(1, 4, -1))[0]
+    if not draws.reliable:
+        se, plain_se = zero + math.inf, zero + math.inf
     return plain + mean, se, plain, plain_se, shift, n_used.long()
+
+
+def _by_fit(
+    f: Callable[[Any], ArrayLike | Tensor] | None, values: np.ndarray, sample: ImportanceSample
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return means (m,) of values (k, ...) at the draws that have a weight, with the fit as a control variate and
+    standard errors; None where f is not finite at draws of the fit, as beyond bounds of the target.
+    """
+    counts, v, k = has_weight(sample), sample.weights_of_fit, math.prod(values.shape[1:])
+    others = ~counts & (v > 1e-9 / len(v))
+    n_known = max(len(v), MAX_NUMBERS // max(k, 1))
+    with np.errstate(all="ignore"):
+        more = _values(f, np.concatenate([sample.X[others], sample.draws[:n_known]])).reshape(-1, k)
+    if not np.isfinite(more).all():
+        return None
+    all_values, n_others = np.zeros((len(v), k)), int(others.sum())
+    all_values[counts], all_values[others] = values.reshape(-1, k), more[:n_others]
+    return sample.rows.means(all_values, more[n_others:])
 
 
 def control_variates(draws: WeightedDraws) -> list[Tensor]:
     """Return the sets of control variates (n, p) that the draws allow: scores, with squares, with all pairs."""
     x, s = draws.x, draws.s
-    n, d = x.shape
+    n, d = n_effective(draws), x.shape[1]
 
     def allow(p: int) -> bool:
-        return N_OF_EACH * (p + 2) <= n and n * p <= MAX_NUMBERS
+        return N_OF_EACH * (p + 2) <= n and len(x) * p <= MAX_NUMBERS
 
     if not allow(d):
         return []
@@ -367,15 +412,26 @@ def _has_variance(f: Tensor) -> list[bool]:
     return [all(pareto_smoothed(np.log(np.maximum(side, tiny)))[1] <= MAX_K for side in (a, -a)) for a in some]
 
 
-def mean_and_se(r: Tensor, w: Tensor, batch: Tensor, p: int = 0) -> tuple[Tensor, Tensor]:
+def mean_and_se(r: Tensor, draws: WeightedDraws, p: int = 0) -> tuple[Tensor, Tensor]:
     r"""Return weighted means (m,) of values r (n, m), with standard errors of batches that are independent.
 
     They are enlarged so that 1.96 of them give a 95% interval for any number B of batches: Student's quantile is
     about
     :math:`1 + 1.21 / (B - 1)` times as large. All batches share the coefficients of p control variates, which rest on
-    mostly the same draws.
+    mostly the same draws. Those of an importance sample include what a heavy tail may add.
     """
-    mean, n_batches = w @ r, int(batch[-1]) + 1
-    sums = torch.zeros(n_batches, r.shape[1]).to(r).index_add_(0, batch, w[:, None] * (r - mean))
-    variance = sums.square().sum(0) * n_batches / (n_batches - 1) * len(r) / (len(r) - 2 * p)
+    w, mean, n = draws.w, draws.w @ r, n_effective(draws)
+    if draws.sample is not None:
+        influence = np.zeros((len(draws.sample.weights), r.shape[1]))
+        influence[has_weight(draws.sample)] = as_array(len(influence) * w[:, None] * (r - mean))
+        se = mean.new_tensor([standard_error(column) for column in influence.T])
+        return mean, se * math.sqrt(n / (n - 2 * p))
+    n_batches = int(draws.batch[-1]) + 1
+    sums = torch.zeros(n_batches, r.shape[1]).to(r).index_add_(0, draws.batch, w[:, None] * (r - mean))
+    variance = sums.square().sum(0) * n_batches / (n_batches - 1) * n / (n - 2 * p)
     return mean, (1 + 1.21 / (n_batches - 1)) * variance.sqrt()
+
+
+def n_effective(draws: WeightedDraws) -> float:
+    """Return the effective number of weighted draws, the number of all others."""
+    return len(draws.x) if draws.sample is None else 1 / float(draws.w.square().sum())

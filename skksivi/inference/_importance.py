@@ -12,10 +12,11 @@ from skksivi._utils.arrays import RandomState, make_seed, resolve_device
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator, check_fit, without_density
-from skksivi.families._derived import TAILS, Defended, Refined, knows_density
+from skksivi.families._derived import DefensiveMixture, Refined, knows_density
 from skksivi.families._samplers import Sampler
 from skksivi.families._weights import (
     LEAST_DRAWS,
+    SHARE,
     Certificate,
     Evidence,
     ImportanceSample,
@@ -31,6 +32,9 @@ from skksivi.training._run import ordinary_mode
 #: The share of the target that refined draws may lack where its ratio to the fit is largest.
 MOST_LOST = 0.003
 
+#: The share of the fit among the draws that a refined fit proposes.
+MOSTLY = 0.9
+
 A = TypeVar("A", bound=BaseApproximator)
 
 
@@ -39,10 +43,10 @@ def importance_sample(
 ) -> ImportanceSample:
     r"""Weight draws of a fit by the density of its target.
 
-    One draw in ten comes from a Student t distribution with the mean and the covariance of the others, so that tails
-    that the fit lacks are found and no ratio is far from the rest. The ratios of p to the density of all draws are
-    smoothed by the generalised Pareto distribution of their tail. For a target without `log_prob`, log p is the
-    integral of its score along lines from a mode, at some 50 points per draw.
+    Half of the draws are the fit's. The others come from Gaussians with its mean that are wider, in all directions or
+    along one coordinate, so that a halo or a tail that the fit lacks is found and no ratio is far from the rest. The
+    ratios of p to the density of all draws are smoothed by the generalised Pareto distribution of their tail. For a
+    target without `log_prob`, log p is the integral of its score along lines from a mode, at some 50 points per draw.
 
     Parameters
     ----------
@@ -97,9 +101,13 @@ def importance_sample(
 
 
 def importance_draws(
-    est: BaseApproximator, target: Target | ScoreFunction, n_samples: int, random_state: RandomState
+    est: BaseApproximator,
+    target: Target | ScoreFunction,
+    n_samples: int,
+    random_state: RandomState,
+    share: float = SHARE,
 ) -> tuple[Score, ImportanceSample]:
-    """Return the score of a target, for float64 points, and draws of a fit, with weights by it."""
+    """Return the score of a target, for float64 points, and draws, a share of a fit, with weights by it."""
     check_fit(est, target)
     check_integer(n_samples, "n_samples", min_val=LEAST_DRAWS)
     device = resolve_device(est.device)
@@ -109,8 +117,8 @@ def importance_draws(
             raise TypeError(f"{without_density(est)}, so its draws have no weights; use one that has.")
         seed = make_seed(random_state)
         x = torch.as_tensor(est.sample(n_samples, seed), dtype=torch.float64, device=device)
-        sample = importance_weights(est.sampler_, score, x, seed)
-    n, n_left = round((1 - TAILS) * n_samples), int(sample.of_fit.sum())
+        sample = importance_weights(est.sampler_, score, x, seed, share)
+    n, n_left = round(share * n_samples), int(sample.of_fit.sum())
     if n_left < n:
         warn_caller(f"{n - n_left} of {n} draws are left out: the density of `target` is NaN there.")
     return score, sample
@@ -119,8 +127,8 @@ def importance_draws(
 def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, random_state: RandomState = None) -> A:
     r"""Correct a fit by the importance weights of its draws.
 
-    The returned fit proposes draws x of `est`, and some from a Student t distribution for tails that it lacks, and
-    keeps them with probability
+    The returned fit proposes draws x of `est`, and some from wider Gaussians for tails that it lacks, and keeps them
+    with probability
 
     .. math:: \min\left(1, \frac{p(x)}{c\, q(x)}\right), \qquad E_q \max\left(0, \frac{p(x)}{q(x)} - c\right) = 0.003
 
@@ -151,8 +159,7 @@ def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, ran
     TypeError
         The fit has no density, or `n_samples` is not an integer.
     ValueError
-        k-hat or the effective share of the draws is too bad, see `importance_sample`; or the target does not have the
-        dimension of `est`.
+        The weights are not reliable, see `importance_sample`; or the target does not have the dimension of `est`.
 
     See Also
     --------
@@ -173,16 +180,19 @@ def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, ran
     np.float64(1.0)
     """
     check_fit(est, target)
-    while isinstance(est.sampler_, Refined | Defended):
+    while isinstance(est.sampler_, Refined | DefensiveMixture):
         est = _with_sampler(est, est.sampler_.sampler)
-    score, sample = importance_draws(est, target, n_samples, random_state)
+    for share in (MOSTLY, SHARE):  # where the fit lacks a halo or a tail, more wide draws are needed
+        score, sample = importance_draws(est, target, n_samples, random_state, share)
+        if sample.trusted:
+            break
     check_trusted(sample, "a refined fit")
     w = np.sort(sample.weights * len(sample.weights))[::-1]
     lost = (np.cumsum(w) - np.arange(1, len(w) + 1) * w) / len(w)
     bound = w[lost <= MOST_LOST][-1]
     acceptance = float(np.minimum(sample.weights * len(sample.weights) / bound, 1).mean())
     with ordinary_mode(score.device), torch.no_grad():
-        proposal = Defended.of(est.sampler_, torch.Generator(score.device).manual_seed(0))
+        proposal = DefensiveMixture.of(est.sampler_, torch.Generator(score.device).manual_seed(0), share)
         log_bound = float(sample.log_z + np.log(bound))
         return _with_sampler(est, Refined(proposal, score, origin_of(score), log_bound, acceptance))
 
@@ -201,7 +211,8 @@ def certificate(
 
     .. math:: J = \mathrm{KL}(q \| p) + \mathrm{KL}(p \| q) = E_q[\log q - \log p] - E_p[\log q - \log p]
 
-    with the mean under p by the importance weights of the draws. A mode that the fit lacks is not detected.
+    with the mean under p by the importance weights of the draws. A mode that no draw has reached is not detected,
+    whether the weights are reliable (``trusted``) or not.
 
     Parameters
     ----------

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import FAR, Affine, LowRank, standard_normal
 from skksivi.coordinates._lines import lobatto, lobatto_nodes
+from skksivi.judge._thresholds import THRESHOLDS
+from skksivi.judge._verdict import Grade, Verdict
 from skksivi.pilot._importance import (
     PartedDraws,
     fitted,
@@ -23,7 +25,7 @@ from skksivi.pilot._importance import (
     target_moments,
 )
 from skksivi.pilot._mixture import MOST_FEATURES, N_QUICK, NEAR, adapted_by_scores, score_divergence
-from skksivi.pilot._points import GOOD_ENOUGH, Grade, PilotPoints, Verdict, judge_chains, judge_halves
+from skksivi.pilot._points import PilotPoints, judge_chains, judge_halves
 from skksivi.score._errors import DivergedError
 from skksivi.score._score import DifferentiableScore, Score
 
@@ -170,8 +172,8 @@ class ChainEnsemble:
         of_gaussian = partial(standard_pilot, self.metric.m)
         if error < NEAR and self.has_few:
             yield self.refine(self.metric, of_gaussian(), []).unwhitened(self.metric)
-        elif error < GOOD_ENOUGH.same_score:
-            verdict = Verdict(Grade.WEIGHTS_COUNT, f"the target is this Gaussian, score divergence {error:.1g}")
+        elif error < THRESHOLDS.same_score:
+            verdict = Verdict(Grade.RELIABLE_WEIGHTS, f"the target is this Gaussian, score divergence {error:.1g}")
             yield of_gaussian(N_OF_GAUSSIAN)._replace(verdict=verdict).unwhitened(self.metric)
 
     def by_mixtures(self) -> Iterator[PilotPoints]:
@@ -230,7 +232,7 @@ class ChainEnsemble:
             verdict = judge_halves(draws.u)
         else:
             verdict = judge_chains(apart, by.se, len(self.metric.m), len(draws.u))
-        if not verdict.converged:
+        if not verdict.good:
             return pilot._replace(verdict=verdict)
         return plain._replace(verdict=verdict, mixture=shifted_mixture(fitted(plain.x, self.generator), by))
 

@@ -16,10 +16,12 @@ from skksivi._utils.control_variates import controlled, second_order, stein_feat
 from skksivi._utils.psis import pareto_smoothed
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import checked_density, kronrod, lobatto, lobatto_nodes
+from skksivi.judge._thresholds import THRESHOLDS
+from skksivi.judge._verdict import Grade, Verdict
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._faults import look_for_jump
 from skksivi.pilot._mixture import Components, covariance_root, fitted_mixture, score_matched
-from skksivi.pilot._points import GOOD_ENOUGH, Grade, PilotPoints, Verdict, judge_weights, limit_of_divergence
+from skksivi.pilot._points import PilotPoints, judge_weights, limit_of_divergence
 from skksivi.score._errors import BudgetError
 from skksivi.score._score import DifferentiableScore, Score
 
@@ -120,7 +122,7 @@ class Plan(NamedTuple):
     keeps: bool = True
     along: Tensor | None = None
     n_draws: int = N_DRAWS
-    far: float = GOOD_ENOUGH.late_divergence[0]
+    far: float = THRESHOLDS.late_divergence[0]
 
     def is_far(self, divergence: float, n_features: int) -> bool:
         """Tell whether the divergence of a mixture is too large for its draws to count."""
@@ -185,7 +187,7 @@ def refined_pilot(
         pilot = pilot_with(torch.cat(points), by)
         verdict = judge_weights(divergence, by.se, pilot.x.shape[1], i + 1)
         reason = verdict.reason
-        if verdict.converged and i + 1 - n_far >= plan.least_rounds:
+        if verdict.good and i + 1 - n_far >= plan.least_rounds:
             score_u.tally.has_suspect |= score_u.log_prob is not None and _contradicts_scores(drawn)
             if plan.moves:
                 u, s = (torch.cat(parts) for parts in zip(*((a.points, a.scores) for a in drawn), strict=True))

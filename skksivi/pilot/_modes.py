@@ -17,8 +17,9 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import FAR, Affine, standard_normal
 from skksivi.coordinates._lines import log_ratio
+from skksivi.coordinates._looks import looks, n_looks
 from skksivi.pilot._mixture import Components, score_divergence
-from skksivi.pilot._newton import MAX_STEPS, jacobians, laplace, search_modes
+from skksivi.pilot._newton import MAX_STEPS, is_spike, jacobians, laplace, search_modes
 from skksivi.pilot._symmetries import (
     MAX_MODES,
     N_TRIED,
@@ -58,6 +59,8 @@ class ModeMaps(NamedTuple):
         Maps that leave the target as it is and take modes to others.
     ascents : (int, int) or None
         How many ascents of the last round ended at a mode, and how many at a new one; None without ascents.
+    n_looks : int
+        Points at which the score was looked at for narrow modes.
     unweighed : tuple of Affine
         The modes whose share is not known: the score alone does not tell it across a valley where p is zero.
     """
@@ -66,6 +69,7 @@ class ModeMaps(NamedTuple):
     weights: Tensor
     symmetries: tuple[Symmetry, ...] = ()
     ascents: tuple[int, int] | None = None
+    n_looks: int = 0
     unweighed: tuple[Affine, ...] = ()
 
     def mixture(self) -> Components:
@@ -116,6 +120,22 @@ def find_modes(
         if not any(same_mode(a, b) for b in distinct):
             distinct.append(a)
     return ranked(score_fn, distinct, generator)
+
+
+def mode_from_prior(score_fn: Score, mode: Affine, generator: torch.Generator) -> Affine | None:
+    """Return a mode of more mass than another, if the likeliest of some draws from the prior leads to one.
+
+    The draws do not take numbers of the generator: what follows is the same with and without a prior.
+    """
+    x = score_fn.from_prior(32, torch.Generator(mode.m.device).manual_seed(generator.initial_seed()))
+    if score_fn.log_prob is None or not len(x):
+        return None
+    likeliest = score_fn.log_prob(x).detach().nan_to_num(-math.inf, -math.inf).argmax()
+    found, converged = search_modes(score_fn, x[likeliest][None], MAX_STEPS)
+    if not (len(found) and converged[0]) or is_spike(found[0]) or same_mode(mode, found[0]):
+        return None
+    gain = _height(score_fn, mode, found[0]) + found[0].log_determinant() - mode.log_determinant()
+    return found[0] if gain > 0 else None
 
 
 def ranked(
@@ -229,22 +249,27 @@ LEVEL, N_PAIRS = 1e-4, 8
 #: dimensions these.
 BACK = 4.0
 
-#: Points at which the score is looked at in 1, 2, ... dimensions.
-N_LOOKS = (128, 512, 1024, 2048, 6144)
-
 #: The difference of modes in all coordinates but one, and of their widths, as a share of these, below which one may
 #: be some periods away from the other.
 ASIDE = 0.1
 
 
-def all_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator) -> ModeMaps:
+def all_modes(
+    score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator, *, thorough: bool = False
+) -> ModeMaps:
     """Return a mode and all others to which ascents lead, from points around it, around a start (d,) and elsewhere.
 
     There are rounds of ascents, from points around all modes found so far, until one finds no other.
     """
     score_u, symmetries = mode.pull_back(score_fn), symmetries_of(score_fn, mode)
     kinds, found = [mode], [mode, *images([mode], symmetries)]
-    u = torch.cat([mode.whiten(scattered(start, N_STARTS // 2, generator)), contradicting(score_u, start, generator)])
+    x = scattered(start, N_STARTS // 2, generator)
+    from_prior = score_fn.from_prior(
+        N_STARTS // 4, torch.Generator(start.device).manual_seed(generator.initial_seed())
+    )
+    x[: len(from_prior)] = from_prior
+    n = n_looks(len(start), thorough=thorough)
+    u = torch.cat([mode.whiten(x), contradicting(score_u, start, generator, n)])
     for _ in range(10):
         n_each = max(4, N_STARTS // (2 * len(kinds)))
         u = ascended(score_u, torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in kinds)]))
@@ -258,7 +283,7 @@ def all_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Gen
         if not new or len(found) > MAX_MODES:
             break
         u = mode.whiten(scattered(start, N_STARTS // 2, generator))
-    return ranked(score_fn, found, generator, symmetries)._replace(symmetries=symmetries, ascents=ended)
+    return ranked(score_fn, found, generator, symmetries)._replace(symmetries=symmetries, ascents=ended, n_looks=n)
 
 
 def _near(a: Affine, first: Affine, u: Tensor) -> Tensor:
@@ -266,23 +291,21 @@ def _near(a: Affine, first: Affine, u: Tensor) -> Tensor:
     return a.whiten(first.unwhiten(u)).square().sum(1) < min(u.shape[1], REACH)
 
 
-def contradicting(score_u: DifferentiableScore, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Return points u (n, d) of those at which the score is looked at, where it does not lead back to the origin.
+def contradicting(score_u: DifferentiableScore, like: Tensor, generator: torch.Generator, n: int) -> Tensor:
+    """Return points u (k, d) of n at which the score is looked at, where it does not lead back to the origin.
 
-    They are of a low discrepancy in their directions and in the logarithms of their distances. Of too many those are
-    kept where the score is largest for the distance, as it is near narrow modes, and as many others.
+    Of too many those are kept where the score is largest for the distance, as it is near narrow modes, and as many
+    others.
     """
     d = len(like)
-    n = N_LOOKS[d - 1] if d <= len(N_LOOKS) else 0
     if not n:
         return like.new_empty(0, d)
-    seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
-    levels = torch.quasirandom.SobolEngine(d + 1, scramble=True, seed=seed).draw(n).to(like)
-    near, far = 3.0, 15.0  # standard deviations
-    directions = torch.special.ndtri(levels[:, 1:].clamp(1e-9, 1 - 1e-9))
-    u = near * (far / near) ** levels[:, :1] * directions / directions.norm(dim=1, keepdim=True)
-    s = score_u(u).detach()
-    elsewhere = s.isfinite().all(1) & (torch.cosine_similarity(s, -u) < 0.9)
+    u = looks(d, n, int(torch.randint(2**31, (1,), generator=generator, device=generator.device))).to(like)
+    s = torch.cat([score_u(part).detach() for part in u.split(6144)])  # as many as without high effort, at most
+    r, steepness = u.norm(dim=1), s.norm(dim=1) / u.norm(dim=1)
+    usual = steepness[r.argsort()].unfold(0, 32, 32).nanmedian(1).values  # of those as far out
+    is_steep = steepness > 8 * usual[(r.argsort().argsort() // 32).clamp_max(len(usual) - 1)]
+    elsewhere = s.isfinite().all(1) & ((torch.cosine_similarity(s, -u) < 0.9) | is_steep)
     u, s = u[elsewhere], s[elsewhere]
     order = (s.norm(dim=1) / u.norm(dim=1)).argsort(descending=True)
     half = 16

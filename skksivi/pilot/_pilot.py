@@ -38,12 +38,13 @@ from skksivi._utils.arrays import listed
 from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.coordinates._whitening import GIVEN, MATCHED, Whitening, map_of_pair, starting_points
+from skksivi.judge._verdict import Grade
 from skksivi.parameters import Init, Pilot, Whiten, chains_of
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_WARM, surrounding, underdamped_pilot
 from skksivi.pilot._mixture import MOST_FEATURES, batch_and_match
 from skksivi.pilot._modes import FEW_STARTS, MAX_STARTS
 from skksivi.pilot._newton import check_mode, is_spike, laplace, newton_cg
-from skksivi.pilot._points import Grade, PilotPoints
+from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._stages import (
     LEAST_CALLS,
     AllModes,
@@ -234,6 +235,7 @@ def _of_points(known: Known, points: PilotPoints) -> Found:
         sd=sd,
         symmetries=symmetries,
         ascents=ascents,
+        n_looks=modes.n_looks,
         found_by=known.found_by,
     )
     return found, points

@@ -1,11 +1,9 @@
-"""Points near a target, and the one place that says when they are good enough."""
+"""Points near a target, and how they are judged."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -13,6 +11,8 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.coordinates._curved import Curved
+from skksivi.judge._thresholds import THRESHOLDS
+from skksivi.judge._verdict import Grade, Verdict
 from skksivi.pilot._mixture import N_DRAWS, Components, fitted_mixture, gaussian_of
 from skksivi.score._score import ScoreFunction
 
@@ -22,69 +22,6 @@ FEW = 20
 #: Features from which on points are judged by the errors of their means and by chains that agree, because no mixture
 #: has weights that count.
 MANY_FEATURES = 30
-
-
-class Grade(IntEnum):
-    """How well some points are known to tell the moments of a target, from worst to best."""
-
-    ROUGH = 0
-    SMALL_ERRORS = 1
-    CHAINS_AGREE = 2
-    WEIGHTS_COUNT = 3
-
-
-@dataclass(frozen=True, order=True)
-class Verdict:
-    """How good some points are, and why; compared by the grade alone.
-
-    Attributes
-    ----------
-    grade : Grade
-    reason : str
-    """
-
-    grade: Grade
-    reason: str = field(default="", compare=False)
-
-    @property
-    def converged(self) -> bool:
-        """Whether nothing better is needed."""
-        return self.grade >= Grade.CHAINS_AGREE
-
-    def __str__(self) -> str:
-        return self.grade.name.lower().replace("_", " ") + (f" ({self.reason})" if self.reason else "")
-
-
-class GoodEnough(NamedTuple):
-    """All limits that accept points of a stage, set by `benchmarks/defaults.py` and `benchmarks/shapes.py`."""
-
-    #: Draws by importance: the largest standard error of a mean, in sd, and of a relative scale, and the divergence
-    #: of the proposal for each feature, in nats; the round from which on the second error will do, and the second
-    #: pair, that of the divergence and that of it less two standard errors.
-    errors: tuple[float, float] = (0.02, 0.03)
-    divergence: float = 0.03
-    late_round: int = 5
-    late_divergence: tuple[float, float] = (0.1, 0.05)
-    #: Chains: R-hat, and the largest standard error; the trajectories after which the second will
-    #: do, that of means which no longer chains improve.
-    rhat: float = 1.03
-    chain_errors: tuple[float, float] = (0.02, 0.05)
-    long_chains: int = 200
-    #: The largest standard error of a mean, in sd, of many features where chains do not agree.
-    small_errors: float = 0.1
-    #: Points of a profile: the largest standard error, before and in the last round.
-    profile_errors: tuple[float, float] = (0.03, 0.05)
-    #: Warped coordinates: how far points may have moved, in sd, since these were fitted to them, of few and of many
-    #: features; and how many times farther out draws may be than all points.
-    moved: tuple[float, float] = (0.1, 0.15)
-    astray: float = 20.0
-    #: Long chains: the mean square of whitened points before them, of their median.
-    far_apart: float = 9.0
-    #: A Gaussian that is the target itself: the divergence of their scores.
-    same_score: float = 1e-4
-
-
-GOOD_ENOUGH = GoodEnough()
 
 
 class Limit(NamedTuple):
@@ -111,9 +48,9 @@ def within(grade: Grade, *limits: Limit) -> Verdict:
 def limit_of_divergence(divergence: tuple[float, float], n_features: int, n_rounds: int) -> Limit:
     """Return J with its standard error as measured after so many rounds, and what it may be."""
     (J, se), words = divergence, "J = {:.2g} nats"
-    if n_rounds < GOOD_ENOUGH.late_round:
-        return Limit(words, J, GOOD_ENOUGH.divergence * n_features)
-    most, surely = (each * n_features for each in GOOD_ENOUGH.late_divergence)
+    if n_rounds < THRESHOLDS.late_round:
+        return Limit(words, J, THRESHOLDS.proposal * n_features)
+    most, surely = (each * n_features for each in THRESHOLDS.late_divergence)
     return Limit(words, J, most if J - 2 * se <= surely else surely)
 
 
@@ -122,22 +59,22 @@ def judge_weights(
 ) -> Verdict:
     """Judge draws by importance that have this largest standard error."""
     near = limit_of_divergence(divergence, n_features, n_rounds)
-    most = GOOD_ENOUGH.errors[n_rounds >= GOOD_ENOUGH.late_round] if most is None else most
-    return within(Grade.WEIGHTS_COUNT, near, Limit("errors {:.2g}", error, most))
+    most = THRESHOLDS.errors_of_weights[n_rounds >= THRESHOLDS.late_round] if most is None else most
+    return within(Grade.RELIABLE_WEIGHTS, near, Limit("errors {:.2g}", error, most))
 
 
 def judge_chains(rhat: float, error: float, n_features: int, n_trajectories: int) -> Verdict:
     """Judge a few chains whose moments have this largest standard error."""
     if n_features < MANY_FEATURES:
-        return Verdict(Grade.ROUGH, f"chains of fewer than {MANY_FEATURES} features are to be weighed")
-    most = GOOD_ENOUGH.chain_errors[n_trajectories >= GOOD_ENOUGH.long_chains]
-    limits = Limit("R-hat {:.3g}", rhat, GOOD_ENOUGH.rhat), Limit("errors {:.2g}", error, most)
+        return Verdict(Grade.ROUGH, f"below {MANY_FEATURES} features, chains are checked by importance weights")
+    most = THRESHOLDS.chain_errors[n_trajectories >= THRESHOLDS.long_chains]
+    limits = Limit("R-hat {:.3g}", rhat, THRESHOLDS.rhat), Limit("errors {:.2g}", error, most)
     return within(Grade.CHAINS_AGREE, *limits)
 
 
 def has_small_errors(n_features: int, error: float) -> bool:
     """Tell whether the largest standard error of a mean, in sd, is small for so many features."""
-    return n_features >= MANY_FEATURES and error < GOOD_ENOUGH.small_errors
+    return n_features >= MANY_FEATURES and error < THRESHOLDS.small_errors
 
 
 def judge_halves(kept: Tensor) -> Verdict:
@@ -183,7 +120,7 @@ class PilotPoints(NamedTuple):
 
     @property
     def converged(self) -> bool:
-        return self.verdict.converged
+        return self.verdict.good
 
     def map(self) -> Affine:
         """Return the map by mean and covariance; if points are too few, by the covariance of their only Gaussian."""

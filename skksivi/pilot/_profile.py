@@ -29,10 +29,11 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, Plane, WhitenedScore
 from skksivi.coordinates._lines import log_ratio
+from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.pilot._importance import PLAIN, pilot_of_mixture, pilot_with, plain_moments, resampled
 from skksivi.pilot._mixture import Components, gaussian_of
 from skksivi.pilot._newton import MAX_STEPS, is_spike, search_modes
-from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, PilotPoints, judge_weights
+from skksivi.pilot._points import MANY_FEATURES, PilotPoints, judge_weights
 from skksivi.score._errors import DIVERGED
 from skksivi.score._score import DifferentiableScore, Score
 
@@ -175,8 +176,8 @@ def _converged(
         if i == SOON:
             start = start.of_widths((0.8, 1.8), (0.6, 0.4))
         mixture = start.fitted_to(u, 20.0 * d)
-        verdict = judge_weights(divergence, by.se, d, i, GOOD_ENOUGH.profile_errors[i == N_ROUNDS])
-        if verdict.converged:
+        verdict = judge_weights(divergence, by.se, d, i, THRESHOLDS.profile_errors[i == N_ROUNDS])
+        if verdict.good:
             return pilot_with(u, by)._replace(verdict=verdict, mixture=mixture)
         if i == SOON and by.se > 0.1:
             return None

@@ -19,15 +19,17 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._marginals import fitted_marginals
 from skksivi.coordinates._whitening import LAPLACE, LONG_CHAINS, Attempt
+from skksivi.judge._thresholds import THRESHOLDS
+from skksivi.judge._verdict import Grade, Verdict
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble
 from skksivi.pilot._faults import fault_of_noise, look_for_jump
 from skksivi.pilot._importance import PartedDraws, pilot_of_mixture, standard_pilot, without_wrong_density
 from skksivi.pilot._mixture import MOST_FEATURES, gaussian_of, matched
 from skksivi.pilot._mode_weights import Weighing, are_near, pilot_of_several, pooled, symmetrised, with_mode_weights
-from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, search_around
+from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, mode_from_prior, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
-from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, Grade, PilotPoints, Verdict
+from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import out_of_spike
 from skksivi.pilot._symmetries import Symmetry, images, same_mode, told
 from skksivi.pilot._warped import around_start, by_scales, warped
@@ -133,7 +135,7 @@ class Known:
             return
         if points.warp is None and len(modes.maps) == 1:
             self.points, found = symmetrised(points, modes.maps[0], self.symmetries)
-            self.modes_of_points = found._replace(ascents=modes.ascents)
+            self.modes_of_points = found._replace(ascents=modes.ascents, n_looks=modes.n_looks)
             return
         n = len(modes.maps)
         warn_caller(
@@ -176,11 +178,16 @@ class Known:
         """Take note of points that were found, unless better ones are known, or why there are none."""
         if not len(points.x) and self.points is not None:
             self.points = self.points._replace(verdict=points.verdict)
-        elif len(points.x) and not (self.points is not None and self.points.converged > points.converged):
+        elif len(points.x) and (self.points is None or not _is_better(self.points.judged(), points.judged())):
             self.points, self.modes_of_points = points, self.modes
             of_chains = points.verdict.grade == Grade.CHAINS_AGREE
             names = EXPLORATIONS - {"importance sampling"} if of_chains else EXPLORATIONS
             self.found_by = next((name for name in reversed(self.score.tally.begun) if name in names), LAPLACE)
+
+
+def _is_better(a: Verdict, b: Verdict) -> bool:
+    """Tell whether points are better than others; of good ones the later are as good."""
+    return not b.good and a > b
 
 
 class PilotStage(Protocol):
@@ -247,12 +254,15 @@ class Newton:
         score, starts = known.score, known.starts
         if known.n_features <= MOST_FEATURES:
             modes = find_modes(score, starts, known.generator)
+            if not known.alone and (better := mode_from_prior(score, modes.maps[0], known.generator)) is not None:
+                modes = ModeMaps([better], starts.new_ones(1))
         else:
             modes = ModeMaps([dense_mode(score, starts[0], known.generator)], starts.new_ones(1))
         if score.is_rough:
             known.score = score = steadied(score, modes.maps[0].m[None])
             modes = find_modes(score, torch.stack([a.m for a in modes.maps]), known.generator)
-            score.tally.found(fault_of_noise(score, modes.maps[0]))
+            if not is_spike(modes.maps[0]):  # in which rounding is as large
+                score.tally.found(fault_of_noise(score, modes.maps[0]))
         check_mode(score, starts[0], modes.maps[0])
         known.modes = modes
         yield standard_pilot(modes.maps[0].m, N_OF_GAUSSIAN).unwhitened(modes.maps[0])
@@ -299,7 +309,8 @@ class OtherModes:
         return known.has_one_mode and not known.alone
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
-        known.modes = all_modes(known.score, known.starts[0], known.mode, known.generator)
+        thorough = known.effort == "high"
+        known.modes = all_modes(known.score, known.starts[0], known.mode, known.generator, thorough=thorough)
         known.symmetries = known.modes.symmetries
         if known.n_features >= MANY_FEATURES and known.takes_one_for_all():
             return
@@ -525,7 +536,7 @@ class LongChains:
         yield found
 
     def _are_apart(self, found: PilotPoints, before: PilotPoints) -> bool:
-        return bool(found.map().whiten(before.x).square().mean(1).median() > GOOD_ENOUGH.far_apart)
+        return bool(found.map().whiten(before.x).square().mean(1).median() > THRESHOLDS.far_apart)
 
 
 def as_they_are(_metric: Affine, points: PilotPoints, _drawn: list[PartedDraws]) -> PilotPoints:

@@ -12,10 +12,12 @@ from torch import Tensor
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._warp import Warp
 from skksivi.coordinates._warp_fit import fitted_warp, reshaped
+from skksivi.judge._thresholds import THRESHOLDS
+from skksivi.judge._verdict import Grade
 from skksivi.pilot._chains import N_CHAINS, N_OF_GAUSSIAN, ChainEnsemble
 from skksivi.pilot._importance import PLAIN, PartedDraws, pilot_of_mixture, refined_pilot
 from skksivi.pilot._mixture import gaussian_of
-from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, Grade, PilotPoints
+from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import profiled
 from skksivi.score._errors import DIVERGED
 from skksivi.score._score import Score
@@ -50,7 +52,7 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
     moves.
     """
     has_many = x.shape[1] >= MANY_FEATURES
-    stages, most = STAGES_OF_MANY if has_many else STAGES, GOOD_ENOUGH.moved[has_many]
+    stages, most = STAGES_OF_MANY if has_many else STAGES, THRESHOLDS.moved[has_many]
     was_profiled = False
     try:
         for _ in range(4):
@@ -80,7 +82,7 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
 
 def _finished(warp: Warp, found: PilotPoints) -> PilotPoints:
     """Return points with their coordinates, whose drivers have the tails of these points unless they are weighed."""
-    if found.verdict.grade == Grade.WEIGHTS_COUNT:
+    if found.verdict.grade == Grade.RELIABLE_WEIGHTS:
         return found._replace(warp=warp)
     x = warp.unwarp(found.x)[0]
     shaped = reshaped(warp, x)
@@ -105,4 +107,4 @@ def _goes_astray(warp: Warp, found: PilotPoints) -> bool:
     draws = found.x if found.mixture is None else pilot_of_mixture(found.mixture, N_OF_GAUSSIAN).x
     x, y = warp.unwarp(found.x)[0], warp.unwarp(draws)[0]
     centre = x.median(0).values
-    return not bool(((y - centre).abs().amax(0) < GOOD_ENOUGH.astray * (x - centre).abs().amax(0)).all())
+    return not bool(((y - centre).abs().amax(0) < THRESHOLDS.astray * (x - centre).abs().amax(0)).all())

@@ -163,7 +163,11 @@ class Score:
         The only mode given all of the data, in float64, if it is known.
     names : tuple of str
         Names of the coordinates, if the target has them.
+    constrain : callable or None
+        Maps points (n, d), an array, to the parameters of the target's model by their names, if it has such a map.
     rank : int or None
+        The target's, see `skksivi.targets.Target`.
+    prior_draws : callable or None
         The target's, see `skksivi.targets.Target`.
     labels : Labels or None
         How labels of the target's parameters may be exchanged, if its coordinates are not these parameters.
@@ -193,7 +197,9 @@ class Score:
     exact: Score | None = None
     mode: Tensor | None = None
     names: tuple[str, ...] = ()
+    constrain: Callable[[np.ndarray], dict[str, np.ndarray]] | None = None
     rank: int | None = None
+    prior_draws: Callable[[int, int], np.ndarray] | None = None
     labels: Labels | None = None
     doubt: Doubt | None = None
     advice: str = ""
@@ -212,6 +218,13 @@ class Score:
     def label(self, i: int) -> str:
         """Return the name of a coordinate for messages."""
         return f"`{self.names[i]}`" if self.names else f"`x[{i}]`"
+
+    def from_prior(self, n: int, generator: torch.Generator) -> Tensor:
+        """Return at most n points (k, d) from the target's prior, none where it knows none."""
+        if self.prior_draws is None:
+            return torch.empty(0, self.n_features, dtype=torch.float64, device=self.device)
+        seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+        return torch.as_tensor(self.prior_draws(n, seed), dtype=torch.float64, device=self.device)
 
     def on_all_data(self) -> Score:
         """Return the same score without minibatches, computed from all of the data."""
@@ -235,7 +248,7 @@ class Score:
         if isinstance(self.score_fn, BlackBox):
             score_fn = BlackBox(score_fn, self.score_fn.kind)
         own = None if self.score_vjp is None else score_vjp
-        bare = replace(self, in_double=None, minibatch=None, parts=None, log_prob=None, labels=None)
+        bare = replace(self, in_double=None, minibatch=None, parts=None, log_prob=None, labels=None, prior_draws=None)
         return replace(bare, score_fn=score_fn, score_vjp=own)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -120,8 +120,11 @@ def resolve_score(
 
     def of_target(score: Score) -> Score:
         found = _of_target(score, in_types[score.dtype])
-        found = replace(found, names=names if len(names) == d else (), rank=getattr(score_fn, "rank", None))
-        return replace(found, advice=getattr(score_fn, "advice", ""))
+        found = replace(found, names=names if len(names) == d else (), advice=getattr(score_fn, "advice", ""))
+        constrain, rank, prior_draws = (
+            getattr(score_fn, name, None) for name in ("constrain", "rank", "prior_draws")
+        )
+        return replace(found, constrain=constrain, rank=rank, prior_draws=prior_draws)
 
     double = None if score.in_double is None else of_target(score.in_double)
     score = replace(of_target(score), in_double=double, replicate=getattr(score_fn, "replicate", ()))

@@ -45,8 +45,9 @@ class Target:
     """A distribution to approximate, known by its score.
 
     A subclass defines `n_features` and either `score_fn(x)` or `log_prob(x)`, whose gradient is then the score; it
-    need not call `__init__`. Optional: `sample(n, generator)` where an exact sampler exists, and `score_vjp(x)`,
-    which returns the score and its vector-Jacobian product, the map of v to J^T v (n, d), to avoid the automatic one.
+    need not call `__init__`. Optional: `sample(n, generator)` where an exact sampler exists; `prior_draws(n, seed)`,
+    an array of at most n points of the prior, from which modes are searched, too; and `score_vjp(x)`, which returns
+    the score and its vector-Jacobian product, the map of v to J^T v (n, d), to avoid the automatic one.
     A target can be passed to scikit-learn's search tools instead of X, with `skksivi.model_selection.Replicates` as
     `cv`, because it has no rows to split: row zero is the target itself, and any other row k is the same target as
     another replicate.

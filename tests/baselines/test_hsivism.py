@@ -9,8 +9,9 @@ from plain_targets import Mixture, generator
 
 from skksivi.baselines import HSIVISM, _hsivism
 from skksivi.coordinates._whitening import Whitening
+from skksivi.judge._verdict import Grade, Verdict
 from skksivi.pilot._pilot import find_whitening
-from skksivi.pilot._points import Grade, PilotPoints, Verdict
+from skksivi.pilot._points import PilotPoints
 from skksivi.score._probe import in_double
 from skksivi.targets import Banana
 from skksivi.training._loop import flatten

@@ -1,0 +1,322 @@
+"""The judge of a fit: how far may a number that is read off it be from the posterior's?
+
+It asks in the order of cost, each question only if the one before it has no answer: weighted draws, whose number
+grows while an error may be beyond its limit; of many features, for which weights fail, chains that agree and lines
+along directions given all else; Stein's identities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._utils.arrays import as_array
+from skksivi._utils.psis import pareto_smoothed
+from skksivi.coordinates._whitening import Whitening
+from skksivi.families._samplers import Layer, Layers, Sampler
+from skksivi.families._weights import ImportanceSample, weighted_draws
+from skksivi.judge._numbers import Numbers, WeightedRows
+from skksivi.judge._thresholds import THRESHOLDS
+from skksivi.judge._verdict import Errors, Grade, Verdict, words_of
+from skksivi.pilot._pilot import MAX_FEATURES
+from skksivi.pilot._points import MANY_FEATURES, has_small_errors
+from skksivi.score._score import Score
+from skksivi.stein._directions import MOST_CALLS, N_DRAWS, N_SCORES, first_difference
+from skksivi.stein._discrepancy import agree, stein_shift, stein_variances
+from skksivi.training._hooks import CERTIFICATE
+from skksivi.training._run import Fit
+
+#: Levels of the quantiles that are judged.
+LEVELS = np.array([0.05, 0.95])
+
+#: How many times as many draws are weighted where fewer leave a doubt; the last only where that is a tenth of the
+#: calls of the fit so far.
+TIMES = (1, 4, 16)
+
+#: The most draws whose parameters in the user's own units are compared.
+N_CONSTRAINED = 4000
+
+#: Score calls of the training of a hierarchy above which the cost of its density is minor.
+MANY_CALLS = 1_000_000
+
+#: The shape of a tail from which on a standard deviation cannot be estimated; from a half on it is infinite.
+MAX_K = 0.45
+
+#: Draws by which Stein's identities are checked.
+N_STEIN = 1000
+
+
+class Judged(NamedTuple):
+    """A verdict, and the weighted draws behind it, None where they are not known."""
+
+    verdict: Verdict
+    sample: ImportanceSample | None
+
+
+def judged(fit: Fit, score: Score, seed: int, n_values: int, most: int | None = None) -> tuple[Fit, Judged]:
+    """Return a fit with its verdict and its certificate, which is None if that would be expensive.
+
+    Parameters
+    ----------
+    fit : Fit
+    score : Score
+    seed : int
+    n_values : int
+        Score calls of the training.
+    most : int, default=None
+        The most calls of the whole fit.
+    """
+    score.tally.begin(CERTIFICATE)
+    found = judge(fit.sampler, score, seed, n_values, most)
+    certificate = None if found.sample is None else found.sample.certificate()
+    if certificate is not None and not all(map(math.isfinite, certificate)):
+        certificate = None
+    return fit._replace(report={**fit.report, "certificate_": certificate, "verdict_": found.verdict}), found
+
+
+@torch.no_grad()
+def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: int | None = None) -> Judged:
+    """Judge a fit by its sampler, see `judged`."""
+    sample, verdict = None, Verdict(Grade.ROUGH, "the fit has no density")
+    if not isinstance(sampler, Layer | Layers):
+        return Judged(verdict, None)
+    costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < MANY_CALLS
+    spent = score.tally.total
+    has_fault = score.tally.fault is not None  # such as noise, which more draws do not lower
+    for times in () if costly else TIMES[:1] if has_fault else TIMES:
+        if times == TIMES[-1] and times * 256 > spent / 10:
+            break
+        if (more := weighted_draws(sampler, score.double, seed ^ 1, times)) is None:
+            break
+        sample, verdict = more, of_weights(more, score)
+        if not _is_open(verdict):
+            break
+    if verdict.good or verdict.grade == Grade.WRONG:
+        return Judged(verdict, sample)
+    return Judged(_without_weights(sampler, score, seed, verdict, most), sample)
+
+
+def _is_open(verdict: Verdict) -> bool:
+    """Tell whether more draws may change a verdict: an error is near its limit, or not known within it."""
+    if verdict.errors is None or verdict.grade == Grade.ROUGH:
+        return True
+    near = verdict.errors.worst(THRESHOLDS.n_se).excess > THRESHOLDS.near
+    return near or verdict.errors.se > 1
+
+
+def surely_good(verdict: Verdict) -> bool:
+    """Tell whether no error is near its limit, and all are known within theirs."""
+    return verdict.good and not _is_open(verdict)
+
+
+def of_weights(sample: ImportanceSample, score: Score) -> Verdict:
+    """Judge a fit by its weighted draws, in the coordinates of the target and in the parameters of its model."""
+    n, reliable = len(sample.weights), sample.trusted
+    away = sample.weights[sample.log_ratios - sample.log_z > math.log(10)].sum()
+    reason = (
+        f"the effective sample size of {n} weighted draws is {sample.share * n:.0f}, k-hat {sample.k:.2f}, and "
+        f"{away:.0%} of the mass is where the fit has less than a tenth of the density"
+    )
+    if not reliable and sample.X.shape[1] >= MANY_FEATURES:
+        return Verdict(Grade.ROUGH, reason)
+    columns, label = [(sample.X, sample.draws)], score.label
+    if (own := _own_parameters(score, sample)) is not None:
+        *pair, names = own
+        columns, label = [*columns, tuple(pair)], _labels(score, names)
+    found = [_errors(sample.rows, f, g) for f, g in columns]
+    errors = Errors(*(np.concatenate(parts, -1) for parts in zip(*found, strict=True)))
+    if not reliable:
+        return Verdict(Grade.ROUGH, reason, errors=errors)
+    if (worst := errors.worst(THRESHOLDS.n_se)).excess > 1:
+        return Verdict(Grade.WRONG, words_of(worst, label), errors=errors)
+    if errors.se > THRESHOLDS.most_se:
+        reason = (
+            f"standard errors of means or standard deviations are up to {errors.se:.1f} times what these may be off"
+        )
+        return Verdict(Grade.ROUGH, reason, errors=errors)
+    return Verdict(Grade.RELIABLE_WEIGHTS, words_of(errors.worst(0), label), errors=errors)
+
+
+def _errors(rows: WeightedRows, f: np.ndarray, g: np.ndarray) -> Errors:
+    """Return the errors of the numbers of draws g (m, k), given values f (n, k) of weighted draws.
+
+    Tails may be so heavy that there is no standard deviation to be known; then quantiles and tails decide.
+    """
+    found = Errors.between(Numbers.of_draws(g, LEVELS), rows.numbers(f, g, LEVELS))
+    low, high = np.quantile(g, [0.001, 0.999], axis=0)
+    sides = [rows.means(x.astype(float), y.astype(float)) for x, y in ((f < low, g < low), (f > high, g > high))]
+    beyond, beyond_se = (np.array(parts) for parts in zip(*sides, strict=True))
+    away = np.log(np.maximum(np.abs(g - np.median(g, 0)), np.finfo(np.float64).tiny))
+    is_light = np.array([pareto_smoothed(column)[1] < MAX_K for column in away.T])
+    moments = {name: is_light * getattr(found, name) for name in ("mean", "mean_se", "sd", "sd_se")}
+    return found._replace(beyond=beyond, beyond_se=beyond_se, **moments)
+
+
+def _own_parameters(score: Score, sample: ImportanceSample) -> tuple[np.ndarray, np.ndarray, list[str]] | None:
+    """Return the parameters of a model at weighted draws and at other draws, as columns, and their names."""
+    if score.constrain is None:
+        return None
+    try:
+        found = [score.constrain(X) for X in (sample.X, sample.draws[:N_CONSTRAINED])]
+    except Exception:  # a fit is not to fail by this, whatever a model may raise
+        return None
+    names = [f"`{name}`" for name, a in found[0].items() for _ in range(int(np.prod(a.shape[1:])))]
+    if not 0 < len(names) <= 2 * score.n_features + 100:  # else predictions of rows are among them
+        return None
+    f, g = (
+        np.concatenate([np.asarray(a, np.float64).reshape(len(a), -1) for a in each.values()], 1) for each in found
+    )
+    moves = np.isfinite(f).all(0) & np.isfinite(g).all(0) & (g.std(0) > 0)
+    return f[:, moves], g[:, moves], [name for name, kept in zip(names, moves, strict=True) if kept]
+
+
+def _labels(score: Score, names: list[str]) -> Callable[[int], str]:
+    """Return the names of coordinates followed by those of parameters."""
+    return lambda i: score.label(i) if i < score.n_features else names[i - score.n_features]
+
+
+# Where weights are not reliable
+
+
+def _without_weights(
+    sampler: Layer | Layers, score: Score, seed: int, by_weights: Verdict, most: int | None
+) -> Verdict:
+    """Judge a fit by chains that agree and by lines along directions; by Stein's identities where there are none."""
+    whitening, d = sampler.whitening, sampler.n_features
+    generator = torch.Generator(score.device).manual_seed(seed ^ 5)
+    x = sampler.sample(N_STEIN, generator).double()
+    s = score.double(x)
+    if not s.isfinite().all():
+        return Verdict(
+            Grade.WRONG, f"the score is not finite at {int((~s.isfinite().all(1)).sum())} of {len(x)} draws"
+        )
+    chains = _of_chains(x, whitening)
+    if (words := contradiction(x, s, score, chains)) is not None:
+        return Verdict(Grade.WRONG, words, errors=by_weights.errors)
+    if d < MANY_FEATURES and by_weights.errors is not None:
+        return by_weights
+    found = _difference(sampler, score, most)
+    if found is not None:
+        return Verdict(Grade.WRONG, f"the draws are wrong along {found}")
+    if chains is not None and d >= MANY_FEATURES:
+        worst = chains.worst(THRESHOLDS.n_se)
+        is_known = whitening.converged or has_small_errors(d, whitening.error)
+        grade = Grade.WRONG if worst.excess > 1 else Grade.CHAINS_AGREE if is_known else Grade.ROUGH
+        return Verdict(
+            grade, words_of(worst, score.label) if grade == Grade.WRONG else by_weights.reason, errors=chains
+        )
+    if isinstance(sampler, Layers) and agree(x, s):
+        return Verdict(Grade.CHAINS_AGREE, "Stein's identities hold")
+    if whitening.converged and whitening.sd is not None:
+        return Verdict(Grade.CHAINS_AGREE, "the points of the fit are good enough")
+    return by_weights
+
+
+def _of_chains(x: Tensor, whitening: Whitening) -> Errors | None:
+    """Return the errors of draws x (n, d), given the moments that chains have found; None without chains."""
+    if whitening.mean is None or whitening.sd is None or whitening.mean_se is None:
+        return None
+    fit = Numbers.of_draws(as_array(x), LEVELS)
+    tiny = np.finfo(np.float64).tiny
+    unit, se = np.maximum(whitening.sd, tiny), whitening.mean_se / np.maximum(whitening.sd, tiny)
+    nothing, large = np.zeros_like(fit.quantiles), np.broadcast_to(se, fit.quantiles.shape)
+    return Errors(
+        (fit.mean - whitening.mean) / unit,
+        np.hypot(se, fit.mean_se / unit),
+        np.log(np.maximum(fit.sd, tiny) / unit),
+        np.hypot(se, fit.sd_se / unit),
+        nothing,
+        large,
+    )
+
+
+def contradiction(x: Tensor, s: Tensor, score: Score, chains: Errors | None = None) -> str | None:
+    """Say where draws x (n, d) with scores s contradict Stein's identities by far.
+
+    Where chains know the standard deviations, the draws' must differ from them as well: the score of a scale in a
+    hierarchy also depends on how the draws of its many effects vary with it.
+    """
+    variances, se = stein_variances(x, s)
+    wrong = (variances + 5 * se < 0.25) | (variances - 5 * se > 4)
+    if chains is not None:
+        wrong &= torch.as_tensor(np.abs(chains.sd) > math.log(2)).to(wrong.device)
+    if wrong.any():
+        i = int((variances.clamp_min(1e-12).log().abs() * wrong).argmax())
+        way = "narrow" if variances[i] < 1 else "wide"
+        return (
+            f"the draws are too {way} in {score.label(i)}: -E[s_i (x_i - E x_i)] is {variances[i]:.2g} there, but "
+            f"should be 1; {int(wrong.sum())} of {len(wrong)} coordinates are off by more than a factor of 4"
+        )
+    square, se_of_square = stein_shift(x, s)
+    if square - 5 * se_of_square > 4:
+        return (
+            "the draws are too far from the target: E[s]^T Cov(x) E[s], about the square of the distance in standard "
+            f"deviations, is {square:.2g}, but should be 0"
+        )
+    return None
+
+
+def _difference(sampler: Layer | Layers, score: Score, most: int | None) -> str | None:
+    """Describe the direction along which the draws of a sampler are wrong, if that takes no more than the most calls
+    and a fifth of those of the fit; the draws of a hierarchy take calls, too.
+    """
+    tally, whitening, n_draws, n_calls = score.tally, sampler.whitening, N_DRAWS, MOST_CALLS
+    left = min(math.inf if most is None else most - tally.total, tally.total / 5)
+    if isinstance(sampler, Layers):
+        n_draws //= 10
+        n_calls += (N_SCORES + n_draws) * sampler.family.n_layers
+    if n_calls > left or sampler.n_features > MAX_FEATURES:
+        return None
+    generator = torch.Generator(score.device).manual_seed(sampler.seed ^ 3)
+
+    def draw() -> tuple[Tensor, Tensor]:
+        u = sampler.sample_in_u(n_draws, generator)
+        return u, whitening.push_forward(u)
+
+    few = sampler.sample_in_u(N_SCORES, generator)
+    found = first_difference(whitening.pull_back(score.double), few, draw)
+    return None if found is None else found.words(score.label)
+
+
+# Between two fits
+
+
+def better(trained: Fit, before: Fit) -> Fit:
+    """Return the better of a fit at the end of a training and the one before it, by their verdicts.
+
+    Where both are good it is the trained one; where neither is known to be, too, unless its worst error exceeds that
+    of the other beyond the noise.
+    """
+    old, new = (cast("Verdict", fit.report["verdict_"]) for fit in (before, trained))
+    if old is None or new.good or not is_better(old, new):
+        return trained
+    if (
+        not old.good
+        and old.errors is not None
+        and new.errors is not None
+        and new.errors.worst(THRESHOLDS.n_se).excess <= old.errors.worst(0).excess
+    ):
+        return trained
+    report = {**trained.report, **{name: before.report[name] for name in KEPT}}
+    remark = (
+        f"The training did not improve on its start, which is returned. At its end {new.reason}; at its start "
+        f"{old.reason}. Lower `learning_rate`, or raise `batch_size` or `max_iter`; early_stopping=False returns the "
+        "last state all the same."
+    )
+    return trained._replace(sampler=before.sampler, report=report, remark=remark)
+
+
+#: What a fit that is returned keeps of its own, whatever was tried after it.
+KEPT = ("certificate_", "verdict_", "fitted_by_", "best_iter_", "score_checksum_")
+
+
+def is_better(a: Verdict, b: Verdict) -> bool:
+    """Tell whether a verdict is better than another: by whether it is good, then by the worst error, if known."""
+    if a.good != b.good or a.errors is None or b.errors is None:
+        return a.grade > b.grade
+    return a.errors.worst(0).excess < b.errors.worst(0).excess

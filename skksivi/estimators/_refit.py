@@ -1,0 +1,159 @@
+"""A mixture that is fitted again to the weighted draws by which the judge has found a fit to be off."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from skksivi.coordinates._whitening import Attempt, Whitening
+from skksivi.families._density import LogDensity
+from skksivi.families._derived import sampler_density
+from skksivi.families._samplers import Sampler
+from skksivi.families._weights import ImportanceSample, weighted_draws
+from skksivi.mixing import GaussianMixtureDraws
+from skksivi.pilot._importance import LEAST_POINTS, Plan, fitted, refined_pilot
+from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of
+from skksivi.pilot._points import PilotPoints
+from skksivi.score._score import Score
+
+#: The stage after the judge has found a fit to be off.
+REFITTED = "refit to weighted draws"
+
+
+@dataclass(frozen=True)
+class OfMixture:
+    """Draws x of a mixture of Gaussians, in float64."""
+
+    mixture: GaussianMixtureDraws
+
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def n_features(self) -> int:
+        return self.mixture.latent_dim
+
+    def attributes(self) -> dict[str, object]:
+        return {}
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return self.mixture(n, self.mixture.means, generator)
+
+    def log_density(self, x: Tensor) -> LogDensity:
+        """Evaluate its log-density (n,) at points x (n, d)."""
+        return LogDensity(self.mixture.log_density(x), x.new_zeros(len(x)))
+
+
+def refitted(
+    whitening: Whitening, score: Score, sample: ImportanceSample, generator: torch.Generator
+) -> tuple[Whitening, PilotPoints] | None:
+    """Return coordinates and points by importance from a mixture that is fitted to the weighted draws of a fit; None
+    where these are too few.
+
+    What a fit lacks becomes a Gaussian of its own, for draws around it to find more of that, until the weights are
+    even enough for the adaptive mixtures of a pilot.
+    """
+    d, score = sample.X.shape[1], score.double
+    before, began = score.tally.total, time.monotonic()
+    score.tally.begin(REFITTED)
+    mixture = fitted_mixture([torch.as_tensor(sample.draws[:LEAST_POINTS]).to(score.device)], generator)
+    mixture, best = with_what_lacks(mixture, sample), None
+    for i in range(5):
+        if sample.share * len(sample.weights) < d + 2:
+            break
+        mixture = moved(mixture, sample) if i else mixture
+        found = weighted_draws(OfMixture(mixture.draws()), score, i, 4, whitening)
+        if found is None or (best is not None and found.share < best[0].share):
+            break
+        sample, best = found, (found, mixture)
+        if sample.trusted and sample.share > 0.35:  # of .5 to .7 where all is right
+            break
+    if best is None:
+        return None
+    sample, mixture = best
+    x = resampled_points(sample)
+    map_ = gaussian_of(x)
+    start = PilotPoints(map_.whiten(x), [len(x)], torch.ones(d).to(x), mixture=mixture.whitened(map_))
+    plan = Plan(fitted, least_share=0.15, most_rounds=8, forgets=True)
+    points = refined_pilot(map_.pull_back(score), start, [], generator, plan)
+    if not points.converged:
+        mean_se = start.mean_se / (sample.share * len(sample.weights)) ** 0.5
+        points = start._replace(verdict=points.verdict, mean_se=mean_se)
+    points = points.unwhitened(map_)
+    n_calls = score.tally.total - before
+    attempt = Attempt(REFITTED, n_calls, time.monotonic() - began, str(points.verdict))
+    mean, mean_se, sd = (a.cpu().numpy() for a in (points.x.mean(0), points.mean_se, points.x.std(0)))
+    coordinates = replace(
+        whitening,
+        map=points.map(),
+        warp=None,
+        mean=mean,
+        mean_se=mean_se,
+        sd=sd,
+        converged=points.converged,
+        found_by="importance sampling",
+        n_score_calls=whitening.n_score_calls + n_calls,
+        attempts=[*whitening.attempts, attempt],
+    )
+    return coordinates, points
+
+
+def with_what_lacks(mixture: Components, sample: ImportanceSample) -> Components:
+    r"""Return a mixture fitted to weighted draws, with a Gaussian for the mass that a fit lacks.
+
+    With weights w for the target and v for the fit, that has the weights :math:`(w - (1 - r) v)_+` and the mass r
+    that is their sum.
+    """
+    x = torch.as_tensor(sample.X).to(mixture.means)
+    w, v = (torch.as_tensor(a).to(x) for a in (sample.weights, sample.weights_of_fit))
+    r = 0.0
+    for _ in range(20):
+        lacking = (w - (1 - r) * v).clamp_min(0)
+        r = min(float(lacking.sum()), 0.99)
+    lacking = lacking / lacking.sum()
+    m = lacking @ x
+    scatter = (lacking[:, None] * (x - m)).mT @ (x - m)
+    n = 1 / float(lacking.square().sum())
+    covariance = (
+        1.5 * (n * scatter + len(m) * scatter.diagonal().diag()) / (n + len(m))
+    )  # few, which fall short far out
+    return Components(
+        torch.cat([(1 - r) * mixture.weights, mixture.weights.new_tensor([r])]),
+        torch.cat([mixture.means, m[None]]),
+        torch.cat([mixture.covariances, covariance[None]]),
+    )
+
+
+def moved(mixture: Components, sample: ImportanceSample) -> Components:
+    """Return a mixture after a step of EM with weighted draws, each Gaussian counting as many draws as features."""
+    x, d = torch.as_tensor(sample.X).to(mixture.means), mixture.means.shape[1]
+    w = mixture.draws().log_parts(x).softmax(0) * torch.as_tensor(sample.weights).to(x)  # (k, n)
+    n = w.sum(1).square() / w.square().sum(1)
+    means = w @ x / w.sum(1, keepdim=True)
+    shrinkage = (d / (n + d))[:, None]
+    means = (1 - shrinkage) * means + shrinkage * mixture.means
+    away = x - means[:, None]
+    scatter = (w[:, :, None] * away).mT @ away / w.sum(1)[:, None, None]
+    covariances = (1 - shrinkage[..., None]) * scatter + shrinkage[..., None] * mixture.covariances
+    return Components(0.999 * w.sum(1) + 0.001 / len(w), means, covariances)
+
+
+def gains(fit: Sampler, before: Sampler, sample: ImportanceSample) -> bool:
+    r"""Tell whether :math:`E_p[\log q]` of a fit exceeds that of the one before it, whose weighted draws these are.
+
+    A fit that has lost a narrow part of the target has no draws that show it.
+    """
+    x = torch.as_tensor(sample.X)
+    new, old = (sampler_density(sampler).log_density(x).value for sampler in (fit, before))
+    rows = torch.as_tensor(sample.weights) > 0
+    return bool(torch.as_tensor(sample.weights)[rows] @ (new - old)[rows].clamp(-1e6, 1e6) > 0)
+
+
+def resampled_points(sample: ImportanceSample) -> Tensor:
+    """Return points (n, d) that are picked by their weights, evenly."""
+    levels = (torch.arange(LEAST_POINTS, dtype=torch.float64) + 0.5) / LEAST_POINTS
+    rows = torch.searchsorted(torch.as_tensor(sample.weights).cumsum(0), levels).clamp_max(len(sample.weights) - 1)
+    return torch.as_tensor(sample.X)[rows]

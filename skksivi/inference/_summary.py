@@ -1,0 +1,516 @@
+"""The numbers of a posterior as a table, each with its standard error."""
+
+from __future__ import annotations
+
+import html
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import ndtr, ndtri
+
+from skksivi._utils.arrays import RandomState, as_array, as_numbers, make_seed, resolve_device
+from skksivi._utils.numbers import check_integer, lies_between
+from skksivi._utils.psis import most_trusted
+from skksivi.base import BaseApproximator, check_fit, without_density
+from skksivi.coordinates._whitening import Whitening
+from skksivi.families._derived import Derived, Refined, asks_for_score, knows_density, unweighted
+from skksivi.families._samplers import Chains, Layers, Particles, Sampler
+from skksivi.families._weights import (
+    LEAST_DRAWS,
+    LEAST_EFFECTIVE,
+    MAX_FREE,
+    MOST_LEFT_OUT,
+    N_FREE,
+    SHARE,
+    ImportanceSample,
+)
+from skksivi.inference._importance import importance_draws
+from skksivi.judge._numbers import Numbers
+from skksivi.judge._thresholds import THRESHOLDS
+from skksivi.judge._verdict import Errors, Grade, Verdict, words_of
+from skksivi.pilot._points import MANY_FEATURES, has_small_errors
+from skksivi.score._score import Score, ScoreFunction
+from skksivi.score._target import compared_score
+from skksivi.targets._base import Target
+from skksivi.training._run import ordinary_mode
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+#: Levels of the quantiles by which a fit is compared with its target.
+COMPARED = (0.05, 0.95)
+
+#: The share of the posterior that may lie where the fit hardly draws.
+MOST_AWAY = 0.05
+
+#: Columns and rows of a printed table at most, and letters of a name in it.
+WIDTH, MOST_ROWS, LONGEST = 100, 60, 30
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """The numbers of a posterior, parameter by parameter, and the standard error of each.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the k parameters.
+    levels : tuple of float
+        Of the quantiles.
+    mean, sd : ndarray of shape (k,)
+    quantiles : ndarray of shape (n_levels, k)
+    mean_se, sd_se, quantiles_se : ndarray
+        Standard errors as estimates of the posterior's numbers, of the same shapes; NaN where unknown.
+    notes : tuple of str
+        Empty, or why a number or its standard error is not known: "errors unknown", "constant", or at how many draws
+        a parameter is not finite.
+    warning : str
+        What is wrong with the fit and what to do, in one sentence; empty if nothing is.
+    source : str
+        What the numbers come from, and the score calls that they took.
+    """
+
+    names: tuple[str, ...]
+    levels: tuple[float, ...]
+    mean: np.ndarray = field(compare=False)
+    sd: np.ndarray = field(compare=False)
+    quantiles: np.ndarray = field(compare=False)
+    mean_se: np.ndarray = field(compare=False)
+    sd_se: np.ndarray = field(compare=False)
+    quantiles_se: np.ndarray = field(compare=False)
+    notes: tuple[str, ...]
+    warning: str
+    source: str
+
+    def _columns(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return each number and its standard errors by its name."""
+        found = {"mean": (self.mean, self.mean_se), "sd": (self.sd, self.sd_se)}
+        for level, q, se in zip(self.levels, self.quantiles, self.quantiles_se, strict=True):
+            found[f"{100 * level:.10g}%"] = q, se
+        return found
+
+    def to_frame(self) -> DataFrame:
+        """Return a row for each parameter, with all digits.
+
+        Returns
+        -------
+        frame : pandas.DataFrame
+            With the columns "mean", "mean_se", "sd", "sd_se", for each quantile such as "5%" and "5%_se", and "note".
+
+        Raises
+        ------
+        ImportError
+            pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("`to_frame` needs pandas: install it with `pip install pandas`.") from error
+        columns: dict[str, object] = {}
+        for name, (value, se) in self._columns().items():
+            columns |= {name: value, f"{name}_se": se}
+        return pandas.DataFrame({**columns, "note": list(self.notes)}, index=pandas.Index(self.names, name="name"))
+
+    def _rows(self) -> tuple[list[str], list[list[str]]]:
+        """Return the head and the lines of a table, a cell for each number with its standard error; some of many."""
+        k, columns = len(self.names), self._columns()
+        some = range(k) if k <= MOST_ROWS else [*range(MOST_ROWS // 2), *range(k - MOST_ROWS // 2, k)]
+        rows = [
+            [self.names[i], *(_cell(value[i], se[i]) for value, se in columns.values()), self.notes[i]] for i in some
+        ]
+        if len(rows) < k:
+            rows.insert(MOST_ROWS // 2, [f"... {k - len(rows):,} more ...", *([""] * len(columns)), ""])
+        has_notes = any(row[-1] for row in rows)
+        return ["", *columns, *(["note"] if has_notes else [])], [row if has_notes else row[:-1] for row in rows]
+
+    def __str__(self) -> str:
+        head, rows = self._rows()
+        lines = textwrap.wrap(self.warning, WIDTH) + [line.rstrip() for line in _aligned(head, rows)]
+        return "\n".join([*lines, *textwrap.wrap(self.source, WIDTH)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table of HTML."""
+        head, rows = self._rows()
+        lines = ["".join(f"<th>{html.escape(text)}</th>" for text in head)]
+        for name, *cells in rows:
+            row = "".join(f'<td style="text-align: right">{html.escape(text)}</td>' for text in cells)
+            lines.append(f"<th>{html.escape(name)}</th>{row}")
+        table = "".join(f"<tr>{line}</tr>" for line in lines)
+        above = f"<p>{html.escape(self.warning)}</p>" if self.warning else ""
+        return f"{above}<table>{table}</table><p>{html.escape(self.source)}</p>"
+
+
+def _cell(value: float, se: float) -> str:
+    """Return a number and its standard error, both to the first digit of the latter; "?" is what is unknown."""
+    if math.isnan(value):
+        return "?"
+    if not math.isfinite(se) or se == 0:
+        return f"{value:.6g} ± 0" if se == 0 else f"{value:.3g} ± ?"
+    last = int(f"{se:.0e}".partition("e")[2])
+    size = int(f"{max(abs(value), se):.0e}".partition("e")[2])
+    if size > 6 or last < -6:
+        return f"{value:.{max(size - last, 0)}e} ± {se:.0e}"
+    value, se = round(value, -last) + 0.0, round(se, -last)  # no -0
+    return f"{value:.{max(-last, 0)}f} ± {se:.{max(-last, 0)}f}"
+
+
+def _aligned(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+    """Yield the lines of a table, in parts one below the other where it is too wide."""
+    table = [head, *([row[0][: LONGEST - 1] + "…" if len(row[0]) > LONGEST else row[0], *row[1:]] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    parts, used = [[0]], widths[0]
+    for j, width in enumerate(widths[1:], 1):
+        if used + 2 + width > WIDTH and len(parts[-1]) > 1:
+            parts.append([0])
+            used = widths[0]
+        parts[-1].append(j)
+        used += 2 + width
+    for part in parts:
+        for row in table:
+            yield "  ".join([row[0].ljust(widths[0]), *(row[j].rjust(widths[j]) for j in part[1:])])
+
+
+def summary(
+    est: BaseApproximator,
+    target: Target | ScoreFunction,
+    *,
+    quantiles: Sequence[float] = (0.05, 0.5, 0.95),
+    n_samples: int = 1000,
+    random_state: RandomState = None,
+) -> Summary:
+    r"""Tabulate means, standard deviations and quantiles of a posterior, each with its standard error.
+
+    The numbers are the posterior's, not the fit's: draws with importance weights, half from the fit and half from
+    wider Gaussians that look where it does not draw, correct the fit's own. A standard error says how far a number
+    may be from the posterior's. Where the weights are not reliable the numbers are the fit's own, and a sentence
+    above the table says so. In 30 dimensions or more their standard errors then combine the errors of the chains
+    behind the fit with the difference between its draws and these chains, for coordinates and monotone functions of
+    one coordinate. All other errors are unknown. A narrow mode that no draw has reached shows in no number.
+
+    Parameters
+    ----------
+    est : approximator
+        Fitted.
+    target : Target or callable
+        What it was fitted to, or its score function. If it has `constrain`, the rows are parameters of the model,
+        with names such as "b[0]" or "b[1,2]"; otherwise coordinates, with the `names` of the target or as "x[0]".
+    quantiles : sequence of float, default=(0.05, 0.5, 0.95)
+        Their levels, rising, strictly between 0 and 1.
+    n_samples : int, default=1000
+        How many weighted draws, at least 100. Each takes a value of `log_prob`, or some 50 scores if the target has
+        none, and for the density of a hierarchy some 1,000 scores more. Standard errors fall as the root of the
+        number. Each parameter takes some 5 milliseconds: 2,000 of them take 10 seconds.
+    random_state : int, RandomState or None, default=None
+
+    Returns
+    -------
+    summary : Summary
+        Prints as a table, in which a number ends at the first digit of its standard error; ``to_frame()`` is a data
+        frame with the columns "mean", "mean_se", "sd", "sd_se", "5%", "5%_se" and so on. Its attributes ``mean``,
+        ``mean_se``, ``sd``, ``sd_se``, ``quantiles`` and ``quantiles_se`` are arrays.
+
+    Raises
+    ------
+    NotFittedError
+        Before `fit`.
+    TypeError
+        `est` is no approximator, `target` no target, or `n_samples` no integer.
+    ValueError
+        `quantiles` or `n_samples` is out of range; the target has another dimension than `est`, hardly any density
+        where the fit draws, or a `constrain` that does not return a row for each draw.
+
+    Warns
+    -----
+    UserWarning
+        Draws where the log-density of the target is NaN are left out.
+
+    See Also
+    --------
+    expectation : Means of functions under the target.
+    importance_sample : The weighted draws.
+    diagnose : A report on a fit.
+
+    References
+    ----------
+    Owen, A. and Zhou, Y. (2000). Safe and effective importance sampling. JASA 95(449).
+
+    Woodruff, R. S. (1952). Confidence intervals for medians and other position measures. JASA 47(260).
+
+    Examples
+    --------
+    >>> from skksivi import summary
+    >>> from skksivi.baselines import Laplace
+    >>> from skksivi.targets import constrained
+    >>> target = constrained(lambda sd: 3 * sd.log() - 2 * sd, {"sd": "positive"})  # Gamma(4, 2)
+    >>> table = summary(Laplace(random_state=0).fit(target), target, random_state=0)
+    >>> table.names
+    ('sd',)
+    >>> abs(table.mean - 2) < 4 * table.mean_se
+    array([ True])
+    """
+    check_fit(est, target)
+    levels = _checked(quantiles)
+    check_integer(n_samples, "n_samples", min_val=LEAST_DRAWS)
+    sample, before = None, _calls_of_draws(est.sampler_)
+    if knows_density(est.sampler_):
+        score, sample = importance_draws(est, target, n_samples, random_state)
+        draws = sample.draws
+    else:
+        with ordinary_mode(resolve_device(est.device)):
+            score = compared_score(target, est.n_features_in_, est.dtype, est.device)
+        draws = _own_draws(est, n_samples, random_state)
+    every, k = np.union1d(levels, COMPARED), len(_parameters(score, draws[:2])[0])
+    names, g = _parameters(score, draws[: max(1000, MAX_FREE // k)])  # a model may have many more than coordinates
+    chains = _chains_behind(est)
+    if sample is not None and sample.trusted:
+        table, by = _by_weights(score, sample, g, every), "weights"
+    elif chains is not None:
+        table, by = _by_chains(chains, draws, g, every), "chains"
+    else:
+        table, by = _without_errors(g, every), ""
+    warning = _warning(est, sample, table, names, np.searchsorted(every, COMPARED), by)
+    asked = np.searchsorted(every, levels)
+    found = table.posterior
+    found = found._replace(quantiles=found.quantiles[asked], quantiles_se=found.quantiles_se[asked])
+    notes = tuple(_note(found, i, int(n), levels) for i, n in enumerate(table.n_bad))
+    n_calls = score.tally.total + _calls_of_draws(est.sampler_) - before
+    source = _source(sample, len(draws), n_calls, by)
+    return Summary(tuple(names), tuple(levels.tolist()), *found, notes, warning, source)
+
+
+def _checked(quantiles: Sequence[float]) -> np.ndarray:
+    """Return levels of quantiles as an array."""
+    listed = isinstance(quantiles, Sequence | np.ndarray) and all(lies_between(q, 0, 1) for q in quantiles)
+    levels = np.array(quantiles, np.float64) if listed else np.zeros(2)
+    if not (np.diff(levels) > 0).all():
+        raise ValueError(
+            "`quantiles` must be rising numbers strictly between 0 and 1, such as (0.05, 0.5, 0.95), got "
+            f"{quantiles!r}."
+        )
+    return levels
+
+
+def _calls_of_draws(sampler: Sampler) -> int:
+    """Return the calls so far of the scores by which a sampler draws, if it does."""
+    parts = [part for part in (sampler, unweighted(sampler)) if isinstance(part, Layers | Refined)]
+    return sum({id(part.score): part.score.tally.total for part in parts if part.score is not None}.values())
+
+
+def _own_draws(est: BaseApproximator, n_samples: int, random_state: RandomState) -> np.ndarray:
+    """Return draws (m, d) of a fit without a density, stored points at most once."""
+    sampler, n = est.sampler_, min(N_FREE, MAX_FREE // est.n_features_in_)
+    if isinstance(sampler, Particles | Chains):
+        X = as_array(sampler.x).reshape(-1, est.n_features_in_)
+        return X[:: math.ceil(len(X) / n)].astype(np.float64)
+    return est.sample(n_samples if asks_for_score(sampler) else n, make_seed(random_state)).astype(np.float64)
+
+
+def _parameters(score: Score, X: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Return the names and the values (n, k) of what the user calls parameters, at points (n, d).
+
+    Raises
+    ------
+    TypeError, ValueError
+        `constrain` of the target does not return an array with a row for each point by the name of each parameter.
+    """
+    found: Mapping[str, ArrayLike] = {}
+    if score.constrain is not None:
+        with np.errstate(all="ignore"):  # numbers may overflow far out
+            found = score.constrain(X)
+        if not isinstance(found, Mapping):
+            raise TypeError(f"`constrain` of `target` returned a {type(found).__name__}, expected a dict of arrays.")
+    if not found:
+        return [score.label(i).strip("`") for i in range(score.n_features)], X
+    names, columns = list[str](), list[np.ndarray]()
+    for name, values in found.items():
+        a = as_numbers(values, f"constrain(X)[{name!r}]")
+        if a.shape[:1] != (len(X),):
+            raise ValueError(
+                f"`constrain` of `target` returned shape {a.shape} for {name!r}, expected {len(X)} rows as `X` has."
+            )
+        names += [f"{name}[{','.join(map(str, index))}]" if index else name for index in np.ndindex(a.shape[1:])]
+        columns.append(a.reshape(len(X), -1))
+    return names, np.concatenate(columns, 1)
+
+
+# The numbers
+
+
+class _Table(NamedTuple):
+    """The numbers of the fit and of the posterior, and at how many points each parameter is not finite."""
+
+    fit: Numbers
+    posterior: Numbers
+    n_bad: np.ndarray
+
+
+def _without_errors(g: np.ndarray, levels: np.ndarray, f: np.ndarray | None = None) -> _Table:
+    """Return the numbers of parameters g (m, k) of draws, without errors; of f (n, k) they must be finite, too."""
+    both = [g] if f is None else [g, f]
+    n_bad = np.sum([(~np.isfinite(a)).sum(0) for a in both], 0)
+    fit = Numbers(*(np.full((*head, g.shape[1]), np.nan) for head in ((), (), levels.shape) * 2))
+    fit = _filled(fit, n_bad == 0, lambda k: Numbers.of_draws(g[:, k], levels))
+    low, high = np.min([a.min(0) for a in both], 0), np.max([a.max(0) for a in both], 0)
+    with np.errstate(invalid="ignore"):
+        constant = (n_bad == 0) & (high - low <= 1e-12 * np.maximum(np.abs(low), np.abs(high)))  # but for rounding
+    zero = np.zeros((len(levels), 1))
+    fit = _filled(fit, constant, lambda k: Numbers(g[0, k], zero[0], g[0, k] + zero, zero[0], zero[0], zero))
+    errors = (np.where(constant, 0.0, np.full_like(a, np.nan)) for a in fit[3:])
+    posterior = Numbers(*fit[:3], *errors)
+    return _Table(fit, posterior, n_bad)
+
+
+def _filled(numbers: Numbers, which: np.ndarray, make: Callable[[np.ndarray], Numbers]) -> Numbers:
+    """Return numbers with others in some columns, of some hundred at a time, so that memory is bounded."""
+    found, columns = Numbers(*(a.copy() for a in numbers)), np.flatnonzero(which)
+    for i in range(0, len(columns), 500):
+        k = columns[i : i + 500]
+        for a, b in zip(found, make(k), strict=True):
+            a[..., k] = b
+    return found
+
+
+def _by_weights(score: Score, sample: ImportanceSample, g: np.ndarray, levels: np.ndarray) -> _Table:
+    """Return numbers by weighted draws.
+
+    What weighs nothing counts as the first draw: it may lie where a model cannot be evaluated.
+    """
+    matters = (sample.weights > 1e-12) | (sample.weights_of_fit > 1e-12)
+    f = np.tile(g[0], (len(matters), 1))
+    f[matters] = _parameters(score, sample.X[matters])[1]
+    table = _without_errors(g, levels, f)
+    which = np.isnan(table.posterior.mean_se) & (table.n_bad == 0)
+    found = _filled(table.posterior, which, lambda k: sample.rows.numbers(f[:, k], g[:, k], levels))
+    beyond = np.minimum(levels, 1 - levels) * sample.share * len(f)
+    found.quantiles_se[np.ix_(beyond < 4, which)] = np.nan  # two standard errors reach the end
+    return table._replace(posterior=found)
+
+
+class _Moments(NamedTuple):
+    """What chains have found: means and standard deviations (d,) of the coordinates, and errors in sd."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+    error: np.ndarray
+
+
+def _chains_behind(est: BaseApproximator) -> _Moments | None:
+    """Return the moments that chains behind a fit of many features have found, if they are reliable."""
+    found, d = getattr(est, "whitening_", None), est.n_features_in_
+    if not isinstance(found, Whitening) or found.mean is None or found.mean_se is None or found.sd is None:
+        return None
+    if d < MANY_FEATURES or not (found.sd > 0).all() or not (found.converged or has_small_errors(d, found.error)):
+        return None
+    return _Moments(found.mean, found.sd, found.mean_se / found.sd)
+
+
+def _by_chains(chains: _Moments, draws: np.ndarray, g: np.ndarray, levels: np.ndarray) -> _Table:
+    """Return numbers of draws (m, d), with the errors of chains and the difference from these in the coordinates, and
+    in parameters that are monotone functions of one.
+    """
+    table, tiny = _without_errors(g, levels), np.finfo(np.float64).tiny
+    noise = np.hypot(chains.error, 1 / math.sqrt(len(g)))
+    of_mean = np.hypot(noise, (draws.mean(0) - chains.mean) / chains.sd)
+    of_sd = np.hypot(noise, np.log(np.maximum(draws.std(0), tiny) / chains.sd))
+    orders = {np.argsort(s * x, kind="stable").tobytes(): j for j, x in enumerate(draws[:50].T) for s in (1, -1)}
+    j = np.array([orders.get(np.argsort(x, kind="stable").tobytes(), -1) for x in g[:50].T])
+    which = (j >= 0) & np.isnan(table.posterior.mean_se) & (table.n_bad == 0)
+
+    def make(k: np.ndarray) -> Numbers:
+        own, z = _columns(table.fit, k), ndtri(levels)[:, None]
+        se = np.hypot(of_mean[j[k]], z * of_sd[j[k]])  # of a quantile, in sd
+        low, high = (np.round(ndtr(z + s * se) * (len(g) - 1)).astype(int) for s in (-1, 1))
+        ordered = np.sort(g[:, k], axis=0)
+        half = (np.take_along_axis(ordered, high, 0) - np.take_along_axis(ordered, low, 0)) / 2
+        return own._replace(mean_se=own.sd * of_mean[j[k]], sd_se=own.sd * of_sd[j[k]], quantiles_se=half)
+
+    return table._replace(posterior=_filled(table.posterior, which, make))
+
+
+def _columns(numbers: Numbers, k: np.ndarray) -> Numbers:
+    return Numbers(*(a[..., k] for a in numbers))
+
+
+# What is said of them
+
+
+def _note(found: Numbers, i: int, n_bad: int, levels: np.ndarray) -> str:
+    """Say why a number of a parameter, or its error, is not known."""
+    if n_bad:
+        return f"not finite at {n_bad:,} draws"
+    if found.sd[i] == 0:
+        return "constant"
+    if np.isnan(found.mean_se[i]):
+        return "errors unknown"
+    few = [f"{100 * q:.10g}%" for q, se in zip(levels, found.quantiles_se[:, i], strict=True) if np.isnan(se)]
+    return f"few draws beyond {', '.join(few)}" if few else ""
+
+
+def _warning(
+    est: BaseApproximator,
+    sample: ImportanceSample | None,
+    table: _Table,
+    names: list[str],
+    compared: np.ndarray,
+    by: str,
+) -> str:
+    """Say in a sentence what is wrong with a fit, and what to do."""
+    verdict = None if isinstance(est.sampler_, Derived) else getattr(est, "verdict_", None)  # it is another fit's
+    grade, reason = (verdict.grade, verdict.reason) if isinstance(verdict, Verdict) else (None, "")
+    another = "; or `target` is not what was fitted, for which it was good" * (grade == Grade.RELIABLE_WEIGHTS)
+    see = "see `diagnose(est, target)`"
+    if by == "weights" and sample is not None:
+        found = _worst(table, names, compared) or _away(sample) or reason * (grade == Grade.WRONG)
+        corrected = f"Draws of the fit are off, unlike this table: {found}; `refine(est, target)` corrects them"
+        return f"{corrected}{another}." if found else ""
+    if by == "chains":
+        return f"The fit was found to be {grade.name.lower()}: {reason}; {see}." if grade in (0, 1) else ""
+    own = "The numbers are the fit's own, and their errors are unknown"
+    if sample is None:
+        return f"{own}: {without_density(est)}, so its draws have no weights; {see}."
+    away = f", and {found}" if (found := _away(sample)) else ""
+    return f"{own}: the weights of its draws are not reliable ({_reliability(sample)}){away}; {see}{another}."
+
+
+def _worst(table: _Table, names: list[str], compared: np.ndarray) -> str:
+    """Describe the worst error of a fit, if one is beyond its limit."""
+    which = np.flatnonzero(np.isfinite(table.posterior.mean_se) & (table.posterior.sd > 0))
+    if not len(which):
+        return ""
+    fit, known = (_columns(numbers, which) for numbers in (table.fit, table.posterior))
+    se = np.nan_to_num(known.quantiles_se, nan=math.inf)
+    known = known._replace(quantiles=known.quantiles[compared], quantiles_se=se[compared])
+    fit = fit._replace(quantiles=fit.quantiles[compared], quantiles_se=fit.quantiles_se[compared])
+    worst = Errors.between(fit, known).worst(THRESHOLDS.n_se)
+    return words_of(worst, lambda i: f"`{names[which[i]]}`") if worst.excess > 1 else ""
+
+
+def _away(sample: ImportanceSample) -> str:
+    """Say how much of the posterior is where fewer than a tenth of the draws are the fit's, if that is much."""
+    away = sample.weights[SHARE * len(sample.weights) * sample.weights_of_fit < 0.1].sum()
+    return f"{away:.0%} of the posterior is where the fit hardly draws" if away > MOST_AWAY else ""
+
+
+def _reliability(sample: ImportanceSample) -> str:
+    n = len(sample.weights)
+    if sample.left_out > MOST_LEFT_OUT:
+        return f"log p is unknown at {sample.left_out:.0%} of its draws"
+    size = f"effective sample size {sample.share * n:.0f}, {LEAST_EFFECTIVE} are needed"
+    return f"k-hat {sample.k:.2f}, {most_trusted(n):.2f} is allowed; {size}"
+
+
+def _source(sample: ImportanceSample | None, n_draws: int, n_calls: int, by: str) -> str:
+    """Say what numbers rest on, and what they cost."""
+    n = n_draws if sample is None else len(sample.weights)
+    draws = "draws of the fit"
+    if sample is not None:
+        draws = f"weighted draws, effective sample size {sample.share * n:,.0f}, k-hat {sample.k:.2f}"
+    errors = "; errors by the chains behind the fit" * (by == "chains")
+    return f"{n:,} {draws}{errors}; {n_calls:,} score calls" + "; ± one standard error" * bool(by)

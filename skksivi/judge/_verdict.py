@@ -1,0 +1,145 @@
+"""What is said of points and fits: a grade, the reason, the remedy, and the errors of the numbers read off them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from skksivi.judge._numbers import Numbers
+from skksivi.judge._thresholds import THRESHOLDS
+
+
+class Grade(IntEnum):
+    """How well points or a fit are known to have the numbers of a target, from worst to best."""
+
+    WRONG = 0
+    ROUGH = 1
+    SMALL_ERRORS = 2
+    CHAINS_AGREE = 3
+    RELIABLE_WEIGHTS = 4
+
+
+class Worst(NamedTuple):
+    """The number that is farthest beyond its limit: what it is, of which column, its error and the standard error."""
+
+    kind: str
+    column: int
+    error: float
+    se: float
+    excess: float
+
+
+class Errors(NamedTuple):
+    """How far the numbers of a fit are from the posterior's, column by column.
+
+    Attributes
+    ----------
+    mean, mean_se : ndarray of shape (k,)
+        The fit's less the posterior's, in standard deviations of the posterior.
+    sd, sd_se : ndarray of shape (k,)
+        The logarithm of the ratio of the fit's to the posterior's.
+    quantiles, quantiles_se : ndarray of shape (2, k)
+        Of 5% and 95%, in standard deviations of the posterior.
+    beyond, beyond_se : ndarray of shape (2, k) or None
+        The mass of the posterior beyond the 0.1% and 99.9% quantiles of the draws; None where it is not known.
+    """
+
+    mean: np.ndarray
+    mean_se: np.ndarray
+    sd: np.ndarray
+    sd_se: np.ndarray
+    quantiles: np.ndarray
+    quantiles_se: np.ndarray
+    beyond: np.ndarray | None = None
+    beyond_se: np.ndarray | None = None
+
+    @classmethod
+    def between(cls, fit: Numbers, posterior: Numbers) -> Errors:
+        """Return the errors of the numbers of a fit, given the posterior's."""
+        tiny = np.finfo(np.float64).tiny
+        unit = np.maximum(posterior.sd, tiny)
+        return cls(
+            (fit.mean - posterior.mean) / unit,
+            np.hypot(posterior.mean_se, fit.mean_se) / unit,
+            np.log(np.maximum(fit.sd, tiny) / unit),
+            np.hypot(posterior.sd_se, fit.sd_se) / unit,
+            (fit.quantiles - posterior.quantiles) / unit,
+            np.hypot(posterior.quantiles_se, fit.quantiles_se) / unit,
+        )
+
+    def _parts(self) -> list[tuple[str, np.ndarray, np.ndarray, float]]:
+        """Return the kinds of numbers, each with its errors (k,), their standard errors and the limit.
+
+        Standard errors of quantiles count twice: there are more of these, and their noise has heavier tails.
+        """
+        most = THRESHOLDS.quantile
+        found = [
+            ("mean", self.mean, self.mean_se, THRESHOLDS.mean),
+            ("standard deviation", self.sd, self.sd_se, math.log1p(THRESHOLDS.sd)),
+            ("5% quantile", self.quantiles[0], 2 * self.quantiles_se[0], most),
+            ("95% quantile", self.quantiles[1], 2 * self.quantiles_se[1], most),
+        ]
+        if self.beyond is not None and self.beyond_se is not None:
+            sides = zip(("lower", "upper"), self.beyond, self.beyond_se, strict=True)
+            found += [(f"{side} tail", lost.clip(0), 2 * se, THRESHOLDS.beyond) for side, lost, se in sides]
+        return found
+
+    def worst(self, n_se: float) -> Worst:
+        """Return the number farthest beyond its limit, of errors that are so many standard errors nearer to zero."""
+        found = list[Worst]()
+        for kind, error, se, limit in self._parts():
+            excess = np.nan_to_num((np.abs(error) - n_se * se) / limit, nan=math.inf)
+            k = int(excess.argmax())
+            found.append(Worst(kind, k, float(error[k]), float(se[k]), float(excess[k])))
+        return max(found, key=lambda each: each.excess)
+
+    @property
+    def se(self) -> float:
+        """The largest standard error of a mean or a standard deviation in units of its limit; quantiles have more."""
+        (_, _, of_means, mean), (_, _, of_sds, sd), *_ = self._parts()
+        return float(max((of_means / mean).max(), (of_sds / sd).max()))
+
+
+@dataclass(frozen=True, order=True)
+class Verdict:
+    """How good points or a fit are, and why; compared by the grade alone.
+
+    Attributes
+    ----------
+    grade : Grade
+    reason : str
+    remedy : str
+        What to do, empty where nothing is needed.
+    errors : Errors or None
+        None where they are not known.
+    """
+
+    grade: Grade
+    reason: str = field(default="", compare=False)
+    remedy: str = field(default="", compare=False)
+    errors: Errors | None = field(default=None, compare=False)
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing better is needed."""
+        return self.grade >= Grade.CHAINS_AGREE
+
+    def __str__(self) -> str:
+        return self.grade.name.lower().replace("_", " ") + (f" ({self.reason})" if self.reason else "")
+
+
+def words_of(worst: Worst, label: Callable[[int], str]) -> str:
+    """Describe an error in words, given the names of columns."""
+    name = label(worst.column)
+    if worst.kind.endswith("tail"):
+        mass = f"{worst.error:.1%} of the mass, standard error {worst.se / 2:.1%},"
+        return f"{mass} is beyond 99.9% of the draws in the {worst.kind} of {name}"
+    what, se = f"the {worst.kind} of {name}", worst.se / (2 if worst.kind.endswith("quantile") else 1)
+    if worst.kind == "standard deviation":
+        return f"{what} is {math.exp(worst.error):.2f} times the posterior's, standard error {se:.2g}"
+    return f"{what} is {worst.error:+.2f} sd from the posterior's, standard error {se:.2g}"

@@ -1,0 +1,156 @@
+"""The judge: numbers by weighted rows, the mixture that draws them, verdicts, and a fit that is fitted again."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from plain_targets import as_score
+
+from skksivi import KSIVIApproximator
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._lines import in_panels
+from skksivi.estimators._judge import of_weights
+from skksivi.families._derived import SCALES, STRETCHES, DefensiveMixture
+from skksivi.families._samplers import Gaussian
+from skksivi.families._weights import importance_weights
+from skksivi.judge._numbers import Numbers, WeightedRows
+from skksivi.judge._thresholds import THRESHOLDS
+from skksivi.judge._verdict import Errors, Grade, Verdict
+from skksivi.targets import from_log_prob
+
+LEVELS = np.array([0.05, 0.5, 0.95])
+
+
+def gaussian(mean, root):
+    return Gaussian(Affine(torch.as_tensor(mean).double(), torch.as_tensor(root).double()))
+
+
+def rng_of(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# The proposal
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_the_defensive_mixture_is_the_mean_of_its_gaussians(d):
+    root = torch.randn(d, d, generator=rng_of(d), dtype=torch.float64).tril(-1) + torch.eye(d)
+    q, x = gaussian(torch.ones(d), root), 3 * torch.randn(50, d, generator=rng_of(1), dtype=torch.float64)
+    C, eye = root @ root.mT, torch.eye(d).double()
+
+    def log_normal(covariance):
+        law = torch.distributions.MultivariateNormal(torch.ones(d).double(), covariance, validate_args=False)
+        return law.log_prob(x)
+
+    scaled = [log_normal(s**2 * C) - math.log(2 * len(SCALES)) for s in SCALES]
+    v = [C @ eye[j] / C[j, j].sqrt() for j in range(d)]
+    stretched = [
+        log_normal(C + (t**2 - 1) * v[j].outer(v[j])) - math.log(2 * d * len(STRETCHES))
+        for t in STRETCHES
+        for j in range(d)
+    ]
+    wide = torch.stack(scaled + stretched).logsumexp(0)
+    expected = torch.logaddexp(q.log_density(x).value + math.log(0.3), wide + math.log(0.7))
+    torch.testing.assert_close(DefensiveMixture(q, q.map, 0.3).log_density(x).value, expected)
+
+
+def test_ratios_to_the_defensive_mixture_have_mean_one():
+    q = gaussian([1.0, -2.0], [[2.0, 0], [1, 0.5]])
+    mixture = DefensiveMixture.of(q, rng_of(), 0.5)
+    x = mixture.sample(100_000, rng_of(1))
+    ratios = (q.log_density(x).value - mixture.log_density(x).value).exp()
+    assert ratios.max() <= 2 + 1e-9
+    assert abs(ratios.mean() - 1) < 5 * ratios.std() / len(x) ** 0.5  # one in two million by chance
+
+
+# Numbers by weights
+
+
+def test_numbers_of_equal_weights_are_those_of_the_fit():
+    g = np.random.RandomState(0).normal(size=(20_000, 2))
+    w = np.full(500, 1 / 500)
+    found, own = WeightedRows(w, w).numbers(g[:500], g, LEVELS), Numbers.of_draws(g, LEVELS)
+    for a, b in ((found.mean, own.mean), (found.sd, own.sd), (found.quantiles, own.quantiles)):
+        np.testing.assert_allclose(a, b, atol=5e-3)
+    np.testing.assert_allclose(found.mean_se, own.mean_se, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 1.0])
+def test_intervals_of_numbers_cover_those_of_the_target(shift):
+    """Of N(0, 1) by draws of N(shift, 1.2^2): 95% intervals of five numbers in 60 samples; fewer than 86% by chance
+    in one of ten thousand."""
+    exact, covered = np.array([0.0, 1.0, -1.6449, 0.0, 1.6449]), []
+    q, score = gaussian([shift], [[1.2]]), as_score(lambda x: -x, d=1, log_prob=lambda x: -x.square().sum(1) / 2)
+    for seed in range(60):
+        x = q.sample(500, rng_of(seed)).double()
+        sample = importance_weights(q, score, x, seed)
+        found = sample.rows.numbers(sample.X, sample.draws, LEVELS)
+        values = np.array([found.mean[0], found.sd[0], *found.quantiles[:, 0]])
+        errors = np.array([found.mean_se[0], found.sd_se[0], *found.quantiles_se[:, 0]])
+        covered.append(np.abs(values - exact) <= 1.96 * errors)
+    assert np.mean(covered) > 0.86
+
+
+def test_the_worst_error_is_the_one_farthest_beyond_its_limit():
+    zero = np.zeros(3)
+    errors = Errors(
+        np.array([0.0, 0.3, -0.5]), np.array([0, 0.01, 0.2]), zero, zero, np.zeros((2, 3)), np.zeros((2, 3))
+    )
+    worst = errors.worst(2.0)
+    assert (worst.kind, worst.column) == ("mean", 1)
+    assert worst.excess == pytest.approx(0.28 / THRESHOLDS.mean)
+    assert Verdict(Grade.WRONG) < Verdict(Grade.ROUGH) < Verdict(Grade.RELIABLE_WEIGHTS)
+
+
+@pytest.mark.parametrize(("shift", "scale", "words"), [(0, 1, ""), (0.5, 1, "mean"), (0, 0.7, "deviation")])
+def test_a_fit_is_wrong_where_a_number_is(shift, scale, words):
+    q, score = (
+        gaussian([shift, 0], [[scale, 0], [0, 1]]),
+        as_score(lambda x: -x, d=2, log_prob=lambda x: -x.square().sum(1) / 2),
+    )
+    verdict = of_weights(importance_weights(q, score, q.sample(1000, rng_of()).double(), 0), score)
+    assert verdict.grade == (Grade.WRONG if words else Grade.RELIABLE_WEIGHTS)
+    assert words in verdict.reason
+    assert "`x[0]`" in verdict.reason or not words
+
+
+# Lines that lead far out
+
+
+def test_panels_do_not_pass_over_a_narrow_core():
+    """Along a line that leaves a core of sd .01 for a halo of sd 1 at once, log p falls by a few nats."""
+
+    def log_prob(x):
+        r = x.square().sum(1)
+        return torch.stack([-r / 2e-4 - math.log(0.01), -r / 2]).logsumexp(0)
+
+    score = as_score(lambda x: torch.func.grad(lambda x: log_prob(x).sum())(x), d=1)
+    b = torch.tensor([[0.5], [1.0], [2.0]]).double()
+    exact = log_prob(b) - log_prob(torch.zeros(1, 1).double())
+    whole, gap = in_panels(score, torch.zeros(1).double(), b, b[:, 0] / 0.04)
+    assert ((whole - exact).abs() < 0.5 + gap).all()
+    assert (gap > 0.05).all()
+
+
+# Fits
+
+
+def mixture(weights, sds, d):
+    """The mixture of Gaussians around zero."""
+
+    def log_prob(x):
+        r = x.square().sum(1)
+        parts = [math.log(w) - r / (2 * s**2) - d * math.log(s) for w, s in zip(weights, sds, strict=True)]
+        return torch.stack(parts).logsumexp(0)
+
+    return from_log_prob(log_prob, d)
+
+
+def test_a_halo_is_found_and_fitted():
+    d, sds, share = 5, (0.02, 1.0), 0.3
+    q = KSIVIApproximator(train=False, random_state=0).fit(mixture((1 - share, share), sds, d))
+    outside = np.square(q.sample(20_000)).sum(1) > (6 * sds[0]) ** 2 * d
+    assert abs(outside.mean() - share) < 0.05
+    assert "refit to weighted draws" in q.whitening_.report()
+    assert q.verdict_.good

@@ -156,10 +156,7 @@ def test_exact_draws_pass_every_check(target):
     assert report.ok, report
     assert report["outliers"].value < 0.005
     assert report["weights"].value > 900  # half of the 2,000 draws are the fit's
-    if isinstance(target, StudentT):  # without a variance
-        assert "the standard errors are up to" in report["errors"].verdict
-    else:
-        assert report["errors"].value < 0.05
+    assert report["errors"].value < 0.05  # by quantiles and tails where there is no variance
 
 
 def test_a_good_fit_is_ok(report):

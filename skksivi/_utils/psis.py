@@ -74,6 +74,8 @@ def generalised_pareto(x: np.ndarray) -> tuple[float, float]:
     quartile = x[int(n / 4 + 0.5) - 1]
     b = 1 / x[-1] + (1 - np.sqrt(n_grid / (np.arange(1, n_grid + 1) - 0.5))) / (3 * quartile)
     b = b[np.abs(b) * x[-1] > 1e-9]  # there the shape is zero
+    if not len(b):
+        return 0.0, float(x.mean())
     shapes = np.log1p(-b[:, None] * x).mean(1)
     log_likelihoods = n * (np.log(-b / shapes) - shapes - 1)
     weights = np.exp(log_likelihoods - log_likelihoods.max())

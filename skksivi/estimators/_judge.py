@@ -128,7 +128,8 @@ def of_weights(sample: ImportanceSample, score: Score) -> Verdict:
     if (own := _own_parameters(score, sample)) is not None:
         *pair, names = own
         columns, label = [*columns, tuple(pair)], _labels(score, names)
-    found = [_errors(sample.rows, f, g) for f, g in columns]
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # of constants
+        found = [_errors(sample.rows, f, g) for f, g in columns]
     errors = Errors(*(np.concatenate(parts, -1) for parts in zip(*found, strict=True)))
     if not reliable:
         return Verdict(Grade.ROUGH, reason, errors=errors)
@@ -172,6 +173,8 @@ def _own_parameters(score: Score, sample: ImportanceSample) -> tuple[np.ndarray,
         np.concatenate([np.asarray(a, np.float64).reshape(len(a), -1) for a in each.values()], 1) for each in found
     )
     moves = np.isfinite(f).all(0) & np.isfinite(g).all(0) & (g.std(0) > 0)
+    if not moves.any():
+        return None
     return f[:, moves], g[:, moves], [name for name, kept in zip(names, moves, strict=True) if kept]
 
 

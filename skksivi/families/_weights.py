@@ -351,7 +351,7 @@ def _log_mean(r: np.ndarray, v: np.ndarray, n: int) -> tuple[float, float]:
     those of a density, v (k,), whose mean is one.
     """
     r, v = (np.concatenate([a, np.zeros(n - len(a))]) for a in (r, v))
-    beta = max(float(np.cov(r, v)[0, 1] / max(v.var(), np.finfo(float).tiny)), 0.0)
+    beta = max(float(np.cov(r, v)[0, 1] / max(v.var(), 1e-30)), 0.0)
     controlled = r - beta * (v - 1)
     mean = controlled.mean() if controlled.mean() > 0 else r.mean()
     return float(np.log(mean)), standard_error(controlled) / float(mean)

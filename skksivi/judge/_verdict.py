@@ -47,6 +47,10 @@ class Errors(NamedTuple):
         Of 5% and 95%, in standard deviations of the posterior.
     beyond, beyond_se : ndarray of shape (2, k) or None
         The mass of the posterior beyond the 0.1% and 99.9% quantiles of the draws; None where it is not known.
+
+    See Also
+    --------
+    Verdict : What is said of a fit that has these.
     """
 
     mean: np.ndarray
@@ -62,7 +66,7 @@ class Errors(NamedTuple):
     def between(cls, fit: Numbers, posterior: Numbers) -> Errors:
         """Return the errors of the numbers of a fit, given the posterior's."""
         tiny = np.finfo(np.float64).tiny
-        unit = np.maximum(posterior.sd, tiny)
+        unit = np.maximum(posterior.sd, 1e-150)  # of a constant
         return cls(
             (fit.mean - posterior.mean) / unit,
             np.hypot(posterior.mean_se, fit.mean_se) / unit,
@@ -86,7 +90,7 @@ class Errors(NamedTuple):
         ]
         if self.beyond is not None and self.beyond_se is not None:
             sides = zip(("lower", "upper"), self.beyond, self.beyond_se, strict=True)
-            found += [(f"{side} tail", lost.clip(0), 2 * se, THRESHOLDS.beyond) for side, lost, se in sides]
+            found += [(f"{side} tail", (lost - 0.001).clip(0), 2 * se, THRESHOLDS.beyond) for side, lost, se in sides]
         return found
 
     def worst(self, n_se: float) -> Worst:
@@ -117,6 +121,11 @@ class Verdict:
         What to do, empty where nothing is needed.
     errors : Errors or None
         None where they are not known.
+
+    See Also
+    --------
+    Errors : How far the numbers of a fit are from the posterior's.
+    skksivi.diagnose : A report on a fit.
     """
 
     grade: Grade
@@ -137,7 +146,7 @@ def words_of(worst: Worst, label: Callable[[int], str]) -> str:
     """Describe an error in words, given the names of columns."""
     name = label(worst.column)
     if worst.kind.endswith("tail"):
-        mass = f"{worst.error:.1%} of the mass, standard error {worst.se / 2:.1%},"
+        mass = f"{worst.error + 0.001:.1%} of the mass, standard error {worst.se / 2:.1%},"
         return f"{mass} is beyond 99.9% of the draws in the {worst.kind} of {name}"
     what, se = f"the {worst.kind} of {name}", worst.se / (2 if worst.kind.endswith("quantile") else 1)
     if worst.kind == "standard deviation":

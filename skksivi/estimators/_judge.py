@@ -8,7 +8,7 @@ along directions given all else; Stein's identities.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -17,16 +17,18 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array
 from skksivi._utils.psis import pareto_smoothed
-from skksivi.coordinates._whitening import Whitening
+from skksivi.coordinates._affine import Identity
+from skksivi.coordinates._whitening import LONG_CHAINS, Whitening
+from skksivi.families._derived import knows_density
 from skksivi.families._samplers import Layer, Layers, Sampler
-from skksivi.families._weights import ImportanceSample, weighted_draws
+from skksivi.families._weights import N_CHEAP, ImportanceSample, weighted_draws
 from skksivi.judge._numbers import Numbers, WeightedRows
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Errors, Grade, Verdict, words_of
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
 from skksivi.score._score import Score
-from skksivi.stein._directions import MOST_CALLS, N_DRAWS, N_SCORES, first_difference
+from skksivi.stein._directions import MOST_CALLS, N_DRAWS, N_SCORES, first_difference, suspect_directions
 from skksivi.stein._discrepancy import agree, stein_shift, stein_variances
 from skksivi.training._hooks import CERTIFICATE
 from skksivi.training._run import Fit
@@ -73,9 +75,10 @@ def judged(fit: Fit, score: Score, seed: int, n_values: int, most: int | None = 
     """
     score.tally.begin(CERTIFICATE)
     found = judge(fit.sampler, score, seed, n_values, most)
-    certificate = None if found.sample is None else found.sample.certificate()
-    if certificate is not None and not all(map(math.isfinite, certificate)):
-        certificate = None
+    if not found.verdict.good:
+        remedy = remedy_of(fit.sampler, score, found.verdict)
+        found = found._replace(verdict=replace(found.verdict, remedy=remedy))
+    certificate = None if found.sample is None else found.sample.finite_certificate()
     return fit._replace(report={**fit.report, "certificate_": certificate, "verdict_": found.verdict}), found
 
 
@@ -86,14 +89,14 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
     if not isinstance(sampler, Layer | Layers):
         return Judged(verdict, None)
     costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < MANY_CALLS
-    spent = score.tally.total
+    spent, V = score.tally.total, None if costly else _suspects(sampler, score, seed)
     has_fault = score.tally.fault is not None  # such as noise, which more draws do not lower
     for times in () if costly else TIMES[:1] if has_fault else TIMES:
-        if times == TIMES[-1] and times * 256 > spent / 10:
+        if times == TIMES[-1] and times * N_CHEAP > spent / 10:
             break
         if (more := weighted_draws(sampler, score.double, seed ^ 1, times)) is None:
             break
-        sample, verdict = more, of_weights(more, score)
+        sample, verdict = more, of_weights(more, score, sampler.whitening, V)
         if not _is_open(verdict):
             break
     if verdict.good or verdict.grade == Grade.WRONG:
@@ -114,8 +117,20 @@ def surely_good(verdict: Verdict) -> bool:
     return verdict.good and not _is_open(verdict)
 
 
-def of_weights(sample: ImportanceSample, score: Score) -> Verdict:
-    """Judge a fit by its weighted draws, in the coordinates of the target and in the parameters of its model."""
+def _suspects(sampler: Layer | Layers, score: Score, seed: int) -> Tensor | None:
+    """Return the directions (d, k) of whitened coordinates along which a fit is suspect by some scores."""
+    if isinstance(sampler, Layers) or not 1 < sampler.n_features <= MAX_FEATURES or score.tally.fault is not None:
+        return None
+    u = sampler.sample_in_u(N_SCORES // 2, torch.Generator(score.device).manual_seed(seed ^ 6))
+    return suspect_directions(sampler.whitening.pull_back(score.double), u)
+
+
+def of_weights(
+    sample: ImportanceSample, score: Score, whitening: Whitening | None = None, V: Tensor | None = None
+) -> Verdict:
+    """Judge a fit by its weighted draws, in the coordinates of the target, along directions V (d, k) of whitened
+    ones, and in the parameters of its model.
+    """
     n, reliable = len(sample.weights), sample.trusted
     away = sample.weights[sample.log_ratios - sample.log_z > math.log(10)].sum()
     reason = (
@@ -124,23 +139,27 @@ def of_weights(sample: ImportanceSample, score: Score) -> Verdict:
     )
     if not reliable and sample.X.shape[1] >= MANY_FEATURES:
         return Verdict(Grade.ROUGH, reason)
-    columns, label = [(sample.X, sample.draws)], score.label
+    columns, names = [(sample.X, sample.draws)], [score.label(i) for i in range(score.n_features)]
+    if whitening is not None and V is not None and V.shape[1]:
+        along = [whitening.whiten(torch.as_tensor(X).to(V)) @ V for X in columns[0]]
+        columns.append((as_array(along[0]), as_array(along[1])))
+        names += [_direction(torch.as_tensor(sample.draws).to(V), a, score) for a in along[1].mT]
     if (own := _own_parameters(score, sample)) is not None:
-        *pair, names = own
-        columns, label = [*columns, tuple(pair)], _labels(score, names)
+        columns.append(own[:2])
+        names += own[2]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # of constants
         found = [_errors(sample.rows, f, g) for f, g in columns]
     errors = Errors(*(np.concatenate(parts, -1) for parts in zip(*found, strict=True)))
     if not reliable:
         return Verdict(Grade.ROUGH, reason, errors=errors)
     if (worst := errors.worst(THRESHOLDS.n_se)).excess > 1:
-        return Verdict(Grade.WRONG, words_of(worst, label), errors=errors)
+        return Verdict(Grade.WRONG, words_of(worst, names.__getitem__), errors=errors)
     if errors.se > THRESHOLDS.most_se:
         reason = (
             f"standard errors of means or standard deviations are up to {errors.se:.1f} times what these may be off"
         )
         return Verdict(Grade.ROUGH, reason, errors=errors)
-    return Verdict(Grade.RELIABLE_WEIGHTS, words_of(errors.worst(0), label), errors=errors)
+    return Verdict(Grade.RELIABLE_WEIGHTS, words_of(errors.worst(0), names.__getitem__), errors=errors)
 
 
 def _errors(rows: WeightedRows, f: np.ndarray, g: np.ndarray) -> Errors:
@@ -178,9 +197,11 @@ def _own_parameters(score: Score, sample: ImportanceSample) -> tuple[np.ndarray,
     return f[:, moves], g[:, moves], [name for name, kept in zip(names, moves, strict=True) if kept]
 
 
-def _labels(score: Score, names: list[str]) -> Callable[[int], str]:
-    """Return the names of coordinates followed by those of parameters."""
-    return lambda i: score.label(i) if i < score.n_features else names[i - score.n_features]
+def _direction(x: Tensor, a: Tensor, score: Score) -> str:
+    """Describe a linear function a (n,) of draws x (n, d) by its largest correlations."""
+    r = torch.corrcoef(torch.cat([a[None], x.mT]))[0, 1:].nan_to_num(0)
+    largest = r.abs().argsort(descending=True)[:3].tolist()
+    return f"the direction with correlations {', '.join(f'{r[i]:+.2f} with {score.label(i)}' for i in largest)}"
 
 
 # Where weights are not reliable
@@ -284,6 +305,47 @@ def _difference(sampler: Layer | Layers, score: Score, most: int | None) -> str 
     few = sampler.sample_in_u(N_SCORES, generator)
     found = first_difference(whitening.pull_back(score.double), few, draw)
     return None if found is None else found.words(score.label)
+
+
+# What to do
+
+
+def _first_remedy(whitening: Whitening, score_fn: Score) -> str:
+    """Return what comes before the usual advice: other units, or a finer type."""
+    if (sd := whitening.sd) is not None and sd.max() > 1e7 * sd.min():
+        small, large = int(sd.argmin()), int(sd.argmax())
+        return (
+            f"its units differ too much, with standard deviations of about {sd[small]:.1g} in "
+            f"{score_fn.label(small)} and {sd[large]:.1g} in {score_fn.label(large)}. Set `init` to a point near the "
+            "mode, or rescale the parameters to deviations near one. If neither helps, "
+        )
+    if score_fn.type_computed == torch.float32:
+        return f"{score_fn.advice or 'the target is computed in float32; compute it in float64'}. Otherwise "
+    return ""
+
+
+def _more(whitening: object) -> str:
+    """Return the advice to raise what makes a pilot do more, if anything does."""
+    if not isinstance(whitening, Whitening) or whitening.sd is None:
+        return ""
+    stages = {attempt.stage for attempt in whitening.attempts}
+    if not stages or LONG_CHAINS in stages:
+        return "raise the `budget` of whiten=Pilot(...), "
+    has_more = whitening.warp is None and len(whitening.sd) <= MAX_FEATURES  # else there are no long chains
+    return "raise the `effort` of whiten=Pilot(...), " if has_more else ""
+
+
+def remedy_of(sampler: Sampler, score_fn: Score, verdict: Verdict | None = None) -> str:
+    """Return the advice for a poor fit, depending on what is known of it and how its coordinates were found."""
+    whitening = sampler.attributes()["whitening_"]
+    if isinstance(whitening, Whitening) and whitening.sd is not None:
+        first = _first_remedy(whitening, score_fn) if not whitening.converged else ""
+        refine = verdict is not None and verdict.errors is not None and knows_density(sampler)
+        more = "correct the fit by `skksivi.refine`, " if refine else _more(whitening)
+        return f"{first}{more}start near a mode by `init`, or reparametrise the model to avoid funnels and spikes"
+    if isinstance(whitening, Whitening) and not isinstance(whitening.map, Identity):
+        return "set whiten='auto', or raise `max_iter`"
+    return "set whiten='auto', raise `max_iter`, or rescale the parameters"
 
 
 # Between two fits

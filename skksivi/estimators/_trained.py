@@ -15,14 +15,12 @@ from torch import Tensor, nn
 from skksivi._utils.warnings import warn_caller
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
-from skksivi.coordinates._affine import Identity
-from skksivi.coordinates._whitening import LONG_CHAINS, Whitening, check_start, points_near_target
-from skksivi.estimators._judge import contradiction
-from skksivi.families._derived import knows_density
+from skksivi.coordinates._whitening import Whitening, check_start, points_near_target
+from skksivi.estimators._judge import contradiction, remedy_of
 from skksivi.families._samplers import Sampler
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
-from skksivi.pilot._pilot import MAX_FEATURES, MAX_POINTS, N_EXPECTED, RULES, check_stages
+from skksivi.pilot._pilot import MAX_POINTS, N_EXPECTED, RULES, check_stages
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._stages import LEAST_CALLS
 from skksivi.score._score import Score
@@ -223,36 +221,11 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
         )
     elif isinstance(verdict, Verdict) and not verdict.good:
         remark = "" if fit.remark is None else f" {fit.remark}"
-        message = f"{_of_verdict(verdict, whitening)}: {_todo(fit.sampler, whitening, score_fn, verdict)}.{remark}"
+        message = f"{_of_verdict(verdict, whitening)}: {verdict.remedy}.{remark}"
     elif verdict is None and (words := contradiction(x, score_fn.double(x), score_fn)) is not None:
-        message = f"The fit is wrong: {words}: {_todo(fit.sampler, whitening, score_fn, verdict)}."
+        message = f"The fit is wrong: {words}: {remedy_of(fit.sampler, score_fn)}."
     if message is not None:
         warn_caller(message, ConvergenceWarning)
-
-
-def _first_remedy(whitening: Whitening, score_fn: Score) -> str:
-    """Return what comes before the usual advice: other units, or a finer type."""
-    if (sd := whitening.sd) is not None and sd.max() > 1e7 * sd.min():
-        small, large = int(sd.argmin()), int(sd.argmax())
-        return (
-            f"its units differ too much, with standard deviations of about {sd[small]:.1g} in "
-            f"{score_fn.label(small)} and {sd[large]:.1g} in {score_fn.label(large)}. Set `init` to a point near the "
-            "mode, or rescale the parameters to deviations near one. If neither helps, "
-        )
-    if score_fn.type_computed == torch.float32:
-        return f"{score_fn.advice or 'the target is computed in float32; compute it in float64'}. Otherwise "
-    return ""
-
-
-def _more(whitening: object) -> str:
-    """Return the advice to raise what makes a pilot do more, if anything does."""
-    if not isinstance(whitening, Whitening) or whitening.sd is None:
-        return ""
-    stages = {attempt.stage for attempt in whitening.attempts}
-    if not stages or LONG_CHAINS in stages:
-        return "raise the `budget` of whiten=Pilot(...), "
-    has_more = whitening.warp is None and len(whitening.sd) <= MAX_FEATURES  # else there are no long chains
-    return "raise the `effort` of whiten=Pilot(...), " if has_more else ""
 
 
 def _of_verdict(verdict: Verdict, whitening: object) -> str:
@@ -262,18 +235,6 @@ def _of_verdict(verdict: Verdict, whitening: object) -> str:
     chains = isinstance(whitening, Whitening) and not whitening.converged
     why = "the chains that explore the target have not converged, and " if chains else ""
     return f"The fit may be wrong, and how far cannot be told: {why}{verdict.reason}"
-
-
-def _todo(sampler: Sampler, whitening: object, score_fn: Score, verdict: Verdict | None) -> str:
-    """Return the advice for a poor fit, depending on what is known of it and how its coordinates were found."""
-    if isinstance(whitening, Whitening) and whitening.sd is not None:
-        first = _first_remedy(whitening, score_fn) if not whitening.converged else ""
-        refine = verdict is not None and verdict.errors is not None and knows_density(sampler)
-        more = "correct the fit by `skksivi.refine`, " if refine else _more(whitening)
-        return f"{first}{more}start near a mode by `init`, or reparametrise the model to avoid funnels and spikes"
-    if isinstance(whitening, Whitening) and not isinstance(whitening.map, Identity):
-        return "set whiten='auto', or raise `max_iter`"
-    return "set whiten='auto', raise `max_iter`, or rescale the parameters"
 
 
 def temperature(annealing: Annealing, like: Tensor) -> Scheduled:

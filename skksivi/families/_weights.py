@@ -198,6 +198,11 @@ class ImportanceSample:
         se_below = float(influence.std() / math.sqrt(n))
         return Certificate(divergence, standard_error(influence), se_below, self.k, self.share, self.trusted)
 
+    def finite_certificate(self) -> Certificate | None:
+        """Return the certificate, None if a number of it is not finite."""
+        found = self.certificate()
+        return found if all(map(math.isfinite, found)) else None
+
     def evidence(self) -> Evidence:
         """Return bounds on the log evidence, and its estimate by importance sampling.
 
@@ -437,5 +442,4 @@ def _by_lines(score: Score, whitening: Whitening, x: Tensor, log_m: Tensor) -> T
 def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int) -> Certificate | None:
     """Return the certificate of some weighted draws, None where there is none."""
     found = weighted_draws(sampler, score, seed)
-    certificate = None if found is None else found.certificate()
-    return certificate if certificate is not None and all(map(math.isfinite, certificate)) else None
+    return None if found is None else found.finite_certificate()

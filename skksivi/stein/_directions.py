@@ -128,12 +128,10 @@ def first_difference(
     draw : callable
         Returns many draws, as tensors of shape (n, d): in whitened coordinates, and the same in those of the target.
     """
-    off, (u, x) = score_u(few) + few, draw()
-    if not (off.isfinite().all() and u.isfinite().all()):
+    V, (u, x) = suspect_directions(score_u, few), draw()
+    if V is None or not u.isfinite().all():
         return None
-    contradicting = contradicting_directions(few, off - few)
-    V = torch.cat([leading_directions(score_u, few[0], off), contradicting, unlike_normal(u)], 1)
-    for v in V.mT:
+    for v in torch.cat([V, unlike_normal(u)], 1).mT:
         for n_lines, n_nodes in LINES:
             step = gibbs_step(score_u, u, v, n_lines, n_nodes)
             if step is None or not step.matters:
@@ -141,6 +139,16 @@ def first_difference(
         else:
             return Difference(torch.corrcoef(torch.cat([(u @ v)[None], x.mT]))[0, 1:], step)
     return None
+
+
+def suspect_directions(score_u: DifferentiableScore, u: Tensor) -> Tensor | None:
+    """Return the directions (d, k) along which draws u (n, d) are suspect by the scores there, None if these are not
+    finite.
+    """
+    off = score_u(u) + u
+    if not off.isfinite().all():
+        return None
+    return torch.cat([leading_directions(score_u, u[0], off), contradicting_directions(u, off - u)], 1)
 
 
 def leading_directions(score_u: DifferentiableScore, u: Tensor, off: Tensor) -> Tensor:

@@ -66,10 +66,9 @@ def importance_sample_of(view: View) -> ImportanceSample:
 
 def check_weights(view: View, sample: ImportanceSample) -> Check:
     """Check whether the importance weights are reliable."""
-    w, v, n = sample.weights, sample.weights_of_fit, len(sample.weights)
-    effective, lost = sample.share * n, w[w > 10 * v].sum()
+    n, effective = len(sample.weights), sample.share * len(sample.weights)
     text = f"effective sample size {effective:,.0f} of {n:,}, k-hat {sample.k:.2f}; "
-    text += f"{lost:.1%} of the mass where p > 10 q"
+    text += f"{sample.lost:.1%} of the mass where p > 10 q"
     if sample.left_out > MOST_LEFT_OUT:
         why = f"the log-density of the target is unknown at {sample.left_out:.0%} of the draws: give it a `log_prob`"
         return judged("weights", effective, text, f"The weights are not reliable, since {why}.")

@@ -20,13 +20,13 @@ from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import View, judged
 from skksivi.families._weights import ImportanceSample
 from skksivi.judge._numbers import WeightedRows
+from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.pilot._mixture import gaussian_of
 from skksivi.pilot._mode_weights import Cells
 from skksivi.stein._directions import N_SCORES, first_difference
 
-#: The share of the draws that count as farthest out, and the accepted shares beyond the others: of chains that end
-#: there, and of the mass by weighted draws.
-FARTHEST, MAX_BEYOND, MAX_MASS = 0.001, 0.01, 0.004
+#: The share of the draws that count as farthest out, and the accepted share of chains that end beyond the others.
+FARTHEST, MAX_BEYOND = 0.001, 0.01
 
 #: Largest accepted distance of distribution functions, which a shift by 0.38 standard deviations has.
 MAX_DISTANCE = 0.15
@@ -109,7 +109,11 @@ def mass_beyond(draws: Tensor, at_rows: Tensor, rows: WeightedRows) -> LargestDi
     limits = draws.topk(max(1, round(FARTHEST * len(draws))), dim=0).values[-1]
     share, se = rows.means(*(as_array((h > limits).double()) for h in (at_rows, draws)))
     z = (share - FARTHEST) / np.maximum(se, np.finfo(np.float64).tiny)
-    k = int(np.where(share > MAX_MASS, z, -np.inf).argmax() if (share > MAX_MASS).any() else share.argmax())
+    k = int(
+        np.where(share > THRESHOLDS.beyond, z, -np.inf).argmax()
+        if (share > THRESHOLDS.beyond).any()
+        else share.argmax()
+    )
     return LargestDifference(float(share[k]), min(1.0, draws.shape[1] * float(norm.sf(z[k]))), k)
 
 
@@ -134,7 +138,7 @@ def _weighted_tails(view: View, cells: Cells, sample: ImportanceSample) -> Check
     some = sample.draws[: MAX_HEIGHTS // (4 * view.x.shape[1] + 1)]
     draws, at_rows = (_sides(heights(cells, torch.as_tensor(X).to(view.x))) for X in (some, sample.X))
     beyond = mass_beyond(draws, at_rows, sample.rows)
-    return _tails(view, cells, beyond, "of the mass, by weights, lies", MAX_MASS)
+    return _tails(view, cells, beyond, "of the mass, by weights, lies", THRESHOLDS.beyond)
 
 
 def _sides(h: Tensor) -> Tensor:

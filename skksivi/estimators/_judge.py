@@ -132,10 +132,9 @@ def of_weights(
     ones, and in the parameters of its model.
     """
     n, reliable = len(sample.weights), sample.trusted
-    away = sample.weights[sample.log_ratios - sample.log_z > math.log(10)].sum()
     reason = (
         f"the effective sample size of {n} weighted draws is {sample.share * n:.0f}, k-hat {sample.k:.2f}, and "
-        f"{away:.0%} of the mass is where the fit has less than a tenth of the density"
+        f"{sample.lost:.0%} of the mass is where the fit has less than a tenth of the density"
     )
     if not reliable and sample.X.shape[1] >= MANY_FEATURES:
         return Verdict(Grade.ROUGH, reason)

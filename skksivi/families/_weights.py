@@ -167,6 +167,11 @@ class ImportanceSample:
         return float(1 / (len(self.weights) * np.square(self.weights).sum()))
 
     @property
+    def lost(self) -> float:
+        """The share of the target's mass where its density is more than ten times the fit's."""
+        return float(self.weights[self.weights > 10 * self.weights_of_fit].sum())
+
+    @property
     def trusted(self) -> bool:
         """Whether the weights are reliable: k is at most min(1 - 1 / log10(n), 0.7), or below one with an effective
         sample size of 200; this is at least 30; and at most 1% is left out.

@@ -26,7 +26,6 @@ from skksivi.families._weights import (
     MAX_FREE,
     MOST_LEFT_OUT,
     N_FREE,
-    SHARE,
     ImportanceSample,
 )
 from skksivi.inference._importance import importance_draws
@@ -493,9 +492,8 @@ def _worst(table: _Table, names: list[str], compared: np.ndarray) -> str:
 
 
 def _away(sample: ImportanceSample) -> str:
-    """Say how much of the posterior is where fewer than a tenth of the draws are the fit's, if that is much."""
-    away = sample.weights[SHARE * len(sample.weights) * sample.weights_of_fit < 0.1].sum()
-    return f"{away:.0%} of the posterior is where the fit hardly draws" if away > MOST_AWAY else ""
+    """Say how much of the posterior is where the fit hardly draws, if that is much."""
+    return f"{sample.lost:.0%} of the posterior is where the fit hardly draws" if sample.lost > MOST_AWAY else ""
 
 
 def _reliability(sample: ImportanceSample) -> str:

@@ -40,6 +40,9 @@ N_FREE, MAX_FREE = 20_000, 2**22
 #: Draws of a cheap certificate, and those where log p is an integral of the score by seven points.
 N_CHEAP, N_INTEGRATED = 256, 128
 
+#: The error of an integral by four points that will do for a verdict, in nats; by seven it is a tenth of it or less.
+MOST_GAP = 0.5
+
 #: The most points of all lines that need many, in units of the number of lines.
 MOST_TIMES = 50
 
@@ -288,7 +291,12 @@ def importance_weights(
     """
     origin = origin_of(score)
     mixture, x, n_own = defended(sampler, x, seed, share)
-    of_sampler, log_p = sampler_density(sampler).log_density(x), log_density(score, origin, x)
+    of_sampler = sampler_density(sampler).log_density(x)
+    log_p = None
+    if origin is not None and isinstance(whitening := sampler.attributes().get("whitening_"), Whitening):
+        log_p = _by_lines(score, whitening, x, mixture.mixed(of_sampler, x).value, MOST_GAP / 10, origin.m)
+    if log_p is None:
+        log_p = log_density(score, origin, x)
     reference = None if origin is None else as_array(origin.m)
     return weigh(mixture, x, n_own, log_p, of_sampler, free_draws(sampler, x[:n_own], seed), reference)
 
@@ -392,7 +400,7 @@ def weighted_draws(
         log_m = mixture.mixed(of_sampler, x).value
         if score.log_prob is not None:
             log_p = score.log_prob(x)
-        elif whitening is None or (integrals := _by_lines(score, whitening, x, log_m)) is None:
+        elif whitening is None or (integrals := _by_lines(score, whitening, x, log_m, MOST_GAP)) is None:
             return None
         else:
             log_p = integrals
@@ -403,11 +411,14 @@ def weighted_draws(
         return None
 
 
-def _by_lines(score: Score, whitening: Whitening, x: Tensor, log_m: Tensor) -> Tensor | None:
+def _by_lines(
+    score: Score, whitening: Whitening, x: Tensor, log_m: Tensor, most_gap: float, reference: Tensor | None = None
+) -> Tensor | None:
     """Return log p (n,) at points x (n, d) by integrals of the score from the nearest mode, given the log-density
     that has drawn them; None where too many that matter cannot be integrated by a few points.
 
-    Lines are straight in coordinates where the target is, but for those that need many points.
+    Lines are straight in coordinates where the target is, but for those that need many points: where the rules of
+    four and of seven differ by more than the most gap, in nats. p is one at the reference (d,), or at the first mode.
     """
     warp, y, log_scale = whitening.warp, x, torch.zeros_like(log_m)
     centres, score_y = torch.as_tensor(whitening.modes).to(x), whitening.straighten(score)
@@ -424,12 +435,14 @@ def _by_lines(score: Score, whitening: Whitening, x: Tensor, log_m: Tensor) -> T
     heights = x.new_zeros(len(centres))
     if len(centres) > 1:
         heights[1:] = log_ratio(score, origins[0], origins[1:])
+    if reference is not None:
+        heights += log_ratio(score, reference, origins[:1])
     log_p, gap = x.new_zeros(2, len(x)).unbind()
     for k in nearest.unique().tolist():
         rows = nearest == k
         ratio, gap[rows] = in_panels(score_y, centres[k], y[rows], lengths[rows])
         log_p[rows] = heights[k] + ratio - log_scale[rows]
-    surely = gap < 0.5  # nats by four points; by seven it is a tenth of it or less
+    surely = gap < most_gap
     if not surely.any():
         return None
     weights = log_p - log_m

@@ -4,12 +4,14 @@ python benchmarks/coverage.py [--names ...] [--seeds 3] [--repeats 50] [--jobs 2
 python benchmarks/coverage.py --show benchmarks/coverage.json --manual doc      the table of the manual
 
 Cases are the posteriors of benchmarks/posteriors.py, the shapes of benchmarks/_shapes.py and a banana whose moments
-are known; this one and the bioassay are fitted --repeats times. A run resumes where it was stopped, and --names are
-its parts. Columns: intervals of means, sds and 5%, 50% and 95% quantiles by weighted draws like those of the judge of
-a fit, four times as many; of the means of x and x^2 by `expectation` and by `importance_sample`; and of log Z by
-`evidence` where it is known. The last are the share of the intervals that are refused or infinite, the median of half
-their widths (in sd, of all but x^2 and log Z) and of calls of one `expectation`. True numbers are those of reference
-draws, whose own standard error is added, a million numbers where the sampler is exact.
+are known; this one and the bioassay are fitted --repeats times. "wrong starts" and "trained starts" are those of
+benchmarks/training.py before and after a training, "wrong fits" those of benchmarks/diagnose.py. A run resumes where
+it was stopped, and --names are its parts. Columns: intervals of means, sds and 5%, 50% and 95% quantiles by weighted
+draws like those of the judge of a fit, four times as many; of the means of x and x^2 by `expectation` and by
+`importance_sample`; and of log Z by `evidence` where it is known. The last are the share of the intervals that are
+refused or infinite, the median of half their widths (in sd, of all but x^2 and log Z) and of calls of one
+`expectation`. True numbers are those of reference draws, whose own standard error is added, a million numbers where
+the sampler is exact.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from functools import singledispatch
 
 import numpy as np
 import torch
-from _harness import command, exact, of, results, rst, select, show_tables, watched
+from _harness import command, exact, results, rst, select, show_tables, watched
 from _shapes import SHAPES, Normals, SquaredChain, Students, WideBanana, normals
+from diagnose import FAULTS, KINDS, Known
 from posteriors import POSTERIORS, Blobs, Gaussian, LogGamma, StudentT
 from reference import reference
+from training import NAMES, STARTS, start
 
 from skksivi import KSIVIApproximator, expectation, importance_sample
 from skksivi.families._weights import weighted_draws
@@ -54,6 +58,14 @@ MAKE = {
     **{f"{name} (shape)" if name in POSTERIORS else name: make for name, make in SHAPES.items()},
 }
 REPEATED = ("half banana", "bioassay")
+
+#: The groups of fits, by their method.
+GROUPS = {
+    "defaults": "Default fits",
+    "wrong starts": "Wrong starts",
+    "trained starts": "The same, trained",
+    "wrong fits": "Wrong fits of known distributions",
+}
 
 
 @singledispatch
@@ -128,6 +140,43 @@ def refused(n):
 
 def run(case, method, seed):
     torch.set_num_threads(1)
+    if method in ("defaults", "quick"):
+        return of_default_fit(case, method, seed)
+    kind, what = case.split(", ", 1) if method == "wrong fits" else case.rsplit(", ", 1)
+    if method == "wrong fits":
+        rng = np.random.RandomState([seed, list(KINDS).index(kind), list(FAULTS).index(what)])
+        target = KINDS[kind](rng)
+        q, R = Known(FAULTS[what][0](target, rng)), exact(target, MANY // target.n_features, 1)
+    else:
+        target, R = POSTERIORS[kind].make(), reference(kind)
+        whiten = start(what, R, np.random.RandomState(seed))
+        q = KSIVIApproximator(random_state=seed, whiten=whiten, mixing="normal", train=method == "trained starts")
+    with watched() as costs:
+        q.fit(target)
+        score = compared_score(target, target.n_features, q.dtype, q.device)
+    return {
+        "d": target.n_features,
+        **by_weights(q, score, seed, Numbers.of_draws(R, LEVELS)),
+        "warned": costs["warned"],
+    }
+
+
+def by_weights(q, score, seed, true):
+    """Return intervals of means, sds and quantiles by weighted draws like those of the judge."""
+    with torch.no_grad():
+        rows = weighted_draws(q.sampler_, score, seed, times=4)
+    if rows is None or not rows.trusted:
+        d = len(true.mean)
+        return dict.fromkeys(("means", "sds"), refused(d)) | {"quantiles": refused(3 * d)}
+    found = rows.rows.numbers(rows.X, rows.draws, LEVELS)
+    return {
+        "means": intervals(found.mean, found.mean_se, true.mean, true.mean_se, true.sd),
+        "sds": intervals(found.sd, found.sd_se, true.sd, true.sd_se, true.sd),
+        "quantiles": intervals(found.quantiles, found.quantiles_se, true.quantiles, true.quantiles_se, true.sd),
+    }
+
+
+def of_default_fit(case, method, seed):
     target = MAKE[case]()
     d = target.n_features
     R = exact(target, MANY // d, 1) if hasattr(target, "sample") else reference(case.removesuffix(" (shape)"))
@@ -137,19 +186,13 @@ def run(case, method, seed):
     with watched() as costs:
         q = KSIVIApproximator(random_state=seed, **({"max_iter": 50} if method == "quick" else {})).fit(target)
         score = compared_score(target, d, q.dtype, q.device)
-        with torch.no_grad():
-            rows = weighted_draws(q.sampler_, score, seed, times=4)
         controlled = expectation(q, target, lambda X: np.column_stack([X, X**2]), random_state=seed)
         sample = importance_sample(q, target, random_state=seed)
-    row = dict.fromkeys(("means", "sds"), refused(d)) | {"quantiles": refused(3 * d), "importance": refused(2 * d)}
-    if rows is not None and rows.trusted:
-        found = rows.rows.numbers(rows.X, rows.draws, LEVELS)
-        row["means"] = intervals(found.mean, found.mean_se, true.mean, true.mean_se, true.sd)
-        row["sds"] = intervals(found.sd, found.sd_se, true.sd, true.sd_se, true.sd)
-        row["quantiles"] = intervals(found.quantiles, found.quantiles_se, true.quantiles, true.quantiles_se, true.sd)
+    row = by_weights(q, score, seed, true)
     row["expectation"] = intervals(controlled.value, controlled.se, *moments)
     half = 1.96 * controlled.se[:d] / true.sd
     row["expectation"]["widths"] = half[np.isfinite(half)].tolist()
+    row["importance"] = refused(2 * d)
     if sample.trusted:
         row["importance"] = intervals(*sample.expectation(lambda X: np.column_stack([X, X**2])), *moments)
     if log_z(target) is not None:
@@ -159,39 +202,49 @@ def run(case, method, seed):
 
 def share(rows, column):
     """Return the share of finite intervals that hold the true numbers, as a cell."""
-    found = of(rows, column)
+    found = [row[column] for row in rows if column in row]
     n = sum(f["finite"] for f in found)
     return f"{sum(f['held'] for f in found) / n:.2f}" if n else "-"
 
 
 def line(name, rows):
-    found = [f for column in COLUMNS for f in of(rows, column)]
+    found = [row[column] for row in rows for column in COLUMNS if column in row]
     refusals = 1 - sum(f["finite"] for f in found) / sum(f["all"] for f in found)
     widths = [
-        np.concatenate([f.get("widths", []) for c in columns for f in of(rows, c)])
+        np.concatenate([row[c].get("widths", []) for row in rows for c in columns if c in row] or [[]])
         for columns in (COLUMNS[:3], COLUMNS[3:4])
     ]
     cells = (f"{np.median(w):.3f}" if len(w) else "-" for w in widths)
-    calls = f"{np.median(of(rows, 'calls')):,.0f}"
-    return (name, len(rows), *(share(rows, c) for c in COLUMNS), f"{refusals:.2f}", *cells, calls)
+    calls = [row["calls"] for row in rows if "calls" in row]
+    spent = f"{np.median(calls):,.0f}" if calls else "-"
+    return (name, len(rows), *(share(rows, c) for c in COLUMNS), f"{refusals:.2f}", *cells, spent)
 
 
 def table(rows):
     heads = ("Case", "Fits", *(c.capitalize() for c in COLUMNS), "Refused", "Width", "Expectation's", "Calls")
-    cases = dict.fromkeys(row["case"] for row in rows)
-    return rst(heads, [line("All", rows), *(line(case, select(rows, case=case)) for case in cases)])
+    groups = {name: select(rows, method=method) for method, name in GROUPS.items()}
+    cases = dict.fromkeys(row["case"] for row in rows if row["method"] in ("defaults", "quick"))
+    lines = [line(name, some) for name, some in groups.items() if some]
+    return rst(heads, [*lines, *(line(case, select(rows, case=case)) for case in cases)])
 
 
 def main():
-    parser = command(__doc__, seeds=3, jobs=2, names=list(MAKE))
+    parser = command(__doc__, seeds=3, jobs=2, names=[*MAKE, *GROUPS])
     parser.add_argument("--repeats", type=int, default=50, help="fits of the cases that are repeated")
     args = parser.parse_args()
     method = "quick" if args.quick else "defaults"
-    seeds = {name: args.repeats if name in REPEATED and not args.quick else args.seeds for name in args.names}
-    jobs = [(name, method, seed) for name in args.names for seed in range(seeds[name])]
+    jobs = []
+    for name in args.names:
+        n = args.repeats if name in REPEATED and not args.quick else args.seeds
+        if name in MAKE:
+            jobs += [(name, method, seed) for seed in range(n)]
+        elif name == "wrong fits":
+            jobs += [(f"{kind}, {fault}", name, s) for s in range(n) for fault in FAULTS for kind in FAULTS[fault][1]]
+        elif name != "defaults":
+            jobs += [(f"{of}, {kind}", name, s) for s in range(n) for of in NAMES for kind in STARTS]
     if not args.show:
         for name in args.names:
-            if not hasattr(MAKE[name](), "sample"):
+            if name in MAKE and not hasattr(MAKE[name](), "sample"):
                 reference(name.removesuffix(" (shape)"))
     document = results(args, jobs, run, n_jobs=args.jobs)
     show_tables(args, {"coverage": table(document["rows"])})

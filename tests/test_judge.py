@@ -154,3 +154,16 @@ def test_a_halo_is_found_and_fitted():
     assert abs(outside.mean() - share) < 0.05
     assert "refit to weighted draws" in q.whitening_.report()
     assert q.verdict_.good
+
+
+def test_a_shoulder_is_found_and_fitted():
+    """1.5% of the mass lies around -4 sd of a coordinate that bends with another."""
+
+    def log_prob(x):
+        z = x[:, 4] - 0.3 * (x[:, 0].square() - 1)
+        parts = -z.square() / 2 + math.log(0.985), -((z + 4) / 1.5).square() / 2 + math.log(0.015 / 1.5)
+        return torch.stack(parts).logsumexp(0) - x[:, :4].square().sum(1) / 2
+
+    q = KSIVIApproximator(train=False, random_state=2).fit(from_log_prob(log_prob, 5))
+    assert q.verdict_.good
+    assert abs((q.sample(50_000)[:, 4] < -4).mean() - 0.0076) < 0.003

@@ -97,24 +97,26 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
         if (more := weighted_draws(sampler, score.double, seed ^ 1, times)) is None:
             break
         sample, verdict = more, of_weights(more, score, sampler.whitening, V)
-        if not _is_open(verdict):
+        if not _is_open(verdict, sample):
             break
     if verdict.good or verdict.grade == Grade.WRONG:
         return Judged(verdict, sample)
     return Judged(_without_weights(sampler, score, seed, verdict, most), sample)
 
 
-def _is_open(verdict: Verdict) -> bool:
-    """Tell whether more draws may change a verdict: an error is near its limit, or not known within it."""
+def _is_open(verdict: Verdict, sample: ImportanceSample) -> bool:
+    """Tell whether more draws may change a verdict: an error is near its limit, or not known within it, or some draws
+    have mass where the fit hardly has any.
+    """
     if verdict.errors is None or verdict.grade == Grade.ROUGH:
         return True
     near = verdict.errors.worst(THRESHOLDS.n_se).excess > THRESHOLDS.near
-    return near or verdict.errors.se > 1
+    return near or verdict.errors.se > 1 or sample.lost > THRESHOLDS.near * THRESHOLDS.beyond
 
 
-def surely_good(verdict: Verdict) -> bool:
+def surely_good(verdict: Verdict, sample: ImportanceSample) -> bool:
     """Tell whether no error is near its limit, and all are known within theirs."""
-    return verdict.good and not _is_open(verdict)
+    return verdict.good and not _is_open(verdict, sample)
 
 
 def _suspects(sampler: Layer | Layers, score: Score, seed: int) -> Tensor | None:

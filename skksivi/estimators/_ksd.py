@@ -21,9 +21,9 @@ from skksivi.coordinates._composed import score_for_training
 from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
 from skksivi.estimators._fingerprint import answers_at
-from skksivi.estimators._judge import better, is_better, judged
+from skksivi.estimators._judge import Judged, better, is_better, judged
 from skksivi.estimators._objective import ObjectiveEstimate, rate_of_kl, squared_ksd
-from skksivi.estimators._refit import gains, refitted
+from skksivi.estimators._refit import gains, lacks, refitted, with_lost_part
 from skksivi.estimators._start import N_RESERVED, Start, find_coordinates
 from skksivi.estimators._trained import F, Trained
 from skksivi.estimators._verdict import Judge, WhenGood, allows_moves, recentred, trained_fit, watch_of
@@ -174,22 +174,35 @@ class SteinTrained(Trained, Generic[F]):
         for _ in range(N_REFITTED):
             ends = run.tally.is_spent or run.tally.fault is not None
             can_be = isinstance(found.sampler, Layer) and self._is_at_pilot(start) and not ends
-            if by.verdict.good or by.sample is None or not can_be:
+            if by.sample is None or not can_be or (by.verdict.good and not lacks(by.sample, start.family)):
                 break
             try:
-                moved = refitted(start.whitening, target, by.sample, run.generator)
+                other = self._other_start(start, target, by, run)
+                if other is None:
+                    break
+                fit, again = judged(other.fit(self._sampler_of(target, other)), target, start.seed, 0)
             except (*DIVERGED, BudgetError):
                 break
-            if moved is None:
-                break
-            family, penalty = self._family(moved[0].straighten(target), *moved, run.generator)
-            answers = answers_at(target, moved[0])
-            other = start._replace(whitening=moved[0], family=family, penalty=penalty, answers=answers)
-            fit, again = judged(other.fit(self._sampler_of(target, other)), target, start.seed, 0)
-            if not (is_better(again.verdict, by.verdict) and gains(fit.sampler, found.sampler, by.sample)):
+            rows = again.sample if by.verdict.good else by.sample  # others than a part was made of
+            is_right = again.verdict.good if by.verdict.good else is_better(again.verdict, by.verdict)
+            if rows is None or not (is_right and gains(fit.sampler, found.sampler, rows)):
                 break
             start, found, by = other, run.keep(fit), again
         return start, found
+
+    def _other_start(self, start: Start[F], target: Score, by: Judged, run: Run) -> Start[F] | None:
+        """Return a start with a Gaussian for the little mass that a good one lacks, or refitted to weighted draws."""
+        if by.sample is None:
+            return None
+        if by.verdict.good:
+            return start._replace(family=with_lost_part(start.family, start.whitening, by.sample))
+        moved = refitted(start.whitening, target, by.sample, run.generator)
+        if moved is None:
+            return None
+        family, penalty = self._family(moved[0].straighten(target), *moved, run.generator)
+        return start._replace(
+            whitening=moved[0], family=family, penalty=penalty, answers=answers_at(target, moved[0])
+        )
 
     def _compares(self, start: Start[F], run: Run) -> bool:
         """Tell whether a start is compared with what the training makes of it, or returned."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from skksivi.coordinates._whitening import Attempt, Whitening
+from skksivi.estimators._trained import F
 from skksivi.families._density import LogDensity
 from skksivi.families._derived import sampler_density
 from skksivi.families._samplers import Sampler
 from skksivi.families._weights import ImportanceSample, weighted_draws
+from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._importance import LEAST_POINTS, Plan, fitted, refined_pilot
 from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of
@@ -102,29 +105,50 @@ def refitted(
 
 
 def with_what_lacks(mixture: Components, sample: ImportanceSample) -> Components:
-    r"""Return a mixture fitted to weighted draws, with a Gaussian for the mass that a fit lacks.
-
-    With weights w for the target and v for the fit, that has the weights :math:`(w - (1 - r) v)_+` and the mass r
-    that is their sum.
-    """
+    """Return a mixture fitted to weighted draws, with a Gaussian for the mass that the fit hardly has, if any."""
     x = torch.as_tensor(sample.X).to(mixture.means)
-    w, v = (torch.as_tensor(a).to(x) for a in (sample.weights, sample.weights_of_fit))
-    r = 0.0
-    for _ in range(20):
-        lacking = (w - (1 - r) * v).clamp_min(0)
-        r = min(float(lacking.sum()), 0.99)
-    lacking = lacking / lacking.sum()
-    m = lacking @ x
-    scatter = (lacking[:, None] * (x - m)).mT @ (x - m)
-    n = 1 / float(lacking.square().sum())
-    covariance = (
-        1.5 * (n * scatter + len(m) * scatter.diagonal().diag()) / (n + len(m))
-    )  # few, which fall short far out
-    return Components(
-        torch.cat([(1 - r) * mixture.weights, mixture.weights.new_tensor([r])]),
-        torch.cat([mixture.means, m[None]]),
-        torch.cat([mixture.covariances, covariance[None]]),
-    )
+    return mixture if sample.lost == 0 else _with(mixture, lost_part(x, sample), sample.lost)
+
+
+def _with(mixture: Components, part: Components, share: float) -> Components:
+    """Return a mixture with one more part of a share."""
+    weights = torch.cat([(1 - share) * mixture.weights, share * part.weights])
+    return Components(weights, *(torch.cat(both) for both in zip(mixture[1:], part[1:], strict=True)))
+
+
+def lost_part(x: Tensor, sample: ImportanceSample) -> Components:
+    """Return a Gaussian for the weighted draws, at x (n, d) in some coordinates, where the fit has less than a tenth
+    of the density.
+    """
+    w, v, d = *(torch.as_tensor(a).to(x) for a in (sample.weights, sample.weights_of_fit)), x.shape[1]
+    w = w.where(w > 10 * v, 0.0)
+    w = w / w.sum()
+    m = w @ x
+    scatter = (w[:, None] * (x - m)).mT @ (x - m)
+    n = 1 / float(w.square().sum())
+    covariance = 1.5 * (n * scatter + d * scatter.diagonal().diag()) / (n + d)  # few, which fall short far out
+    return Components(w.new_ones(1), m[None], covariance[None])
+
+
+def lacks(sample: ImportanceSample, family: nn.Module) -> bool:
+    """Tell whether weighted draws show mass that a mixture of Gaussians lacks, be it too little for an error that is
+    beyond its limit.
+    """
+    least = max(THRESHOLDS.near * THRESHOLDS.beyond, 1.6 * sample.lost_se)  # of a right fit one in twenty has it
+    return sample.lost > least and isinstance(getattr(family, "mixing", None), GaussianMixtureDraws)
+
+
+@torch.no_grad()
+def with_lost_part(family: F, whitening: Whitening, sample: ImportanceSample) -> F:
+    """Return a copy of a family that is a mixture of Gaussians, with one more for the mass that it hardly has."""
+    new: Any = copy.deepcopy(family)
+    old = new.mixing
+    u = whitening.whiten(torch.as_tensor(sample.X).to(old.means.device))
+    part = lost_part(u, sample).draws(old.means.dtype, noise=new.sigma(old.means[:1]).square()[0])
+    share = old.weights.new_tensor([sample.lost])
+    means, factors = torch.cat([old.means, part.means]), torch.cat([old.factors, part.factors])
+    new.mixing = GaussianMixtureDraws(means, factors, torch.cat([(1 - share) * old.weights, share]))
+    return cast("F", new)
 
 
 def moved(mixture: Components, sample: ImportanceSample) -> Components:

@@ -65,7 +65,7 @@ class WhenGood(Generic[F]):
         with progress.iterate.averaged():
             sampler = self.sampler_of(cast("F", progress.module))
             sample = weighted_draws(sampler, self.score.double, self.seed ^ 1) if isinstance(sampler, Layer) else None
-        return sample is not None and surely_good(of_weights(sample, self.score))
+        return sample is not None and surely_good(of_weights(sample, self.score), sample)
 
 
 class Judge(NamedTuple):

@@ -172,7 +172,16 @@ class ImportanceSample:
     @property
     def lost(self) -> float:
         """The share of the target's mass where its density is more than ten times the fit's."""
-        return float(self.weights[self.weights > 10 * self.weights_of_fit].sum())
+        return float(self._lost.sum())
+
+    @property
+    def lost_se(self) -> float:
+        """Its standard error."""
+        return float(np.linalg.norm(self._lost))
+
+    @property
+    def _lost(self) -> np.ndarray:
+        return self.weights[self.weights > 10 * self.weights_of_fit]
 
     @property
     def trusted(self) -> bool:

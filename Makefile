@@ -26,7 +26,7 @@ coverage: .venv/ready
 	$(PYTEST) --cov --cov-report term-missing:skip-covered
 
 mutants: .venv/ready
-	$(BIN)/python benchmarks/mutants.py
+	$(BIN)/python .ci/mutants.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -156,11 +156,11 @@ def _fetch_table(recipe: Recipe, options: Options) -> tuple[np.ndarray, str]:
             return recipe.read(path), str(path)
         except ValueError as error:
             raise ValueError(f"{error}. Remove it, and it is downloaded again.") from error
-    names, addresses = " or ".join(map(repr, recipe.originals)), " or ".join(recipe.urls)
-    remedy = f"Put {names} there, from {addresses}, or name the folder where it is as `data_home`."
+    remedy = f"Put {' or '.join(map(repr, recipe.originals))} there, or name the folder where it is as `data_home`."
     if not options.download_if_missing:
         raise OSError(
-            f"The {recipe.name} data are not in {str(home)!r}, and `download_if_missing` is False. {remedy}"
+            f"The {recipe.name} data, from {' or '.join(recipe.urls)}, are not in {str(home)!r}, and "
+            f"`download_if_missing` is False. {remedy}"
         )
     failures = []
     for url in recipe.urls:

@@ -26,7 +26,7 @@ coverage: .venv/ready
 	$(PYTEST) --cov --cov-report term-missing:skip-covered
 
 mutants: .venv/ready
-	$(BIN)/python benchmarks/mutants.py
+	$(BIN)/python .ci/mutants.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -34,6 +34,7 @@ lint: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/words.py
+	$(BIN)/python .ci/size.py
 
 # The oldest versions that are supported, and each Python that is at hand; of pyenv all versions are switched on. What
 # is installed is compiled at once: warnings of its code would be errors of the tests that import it first.

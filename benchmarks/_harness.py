@@ -158,6 +158,13 @@ def show_tables(args, tables):
         write_tables(args.manual, tables)
 
 
+def show_figure(args, name, draw):
+    """Draw a figure where the manual has it, if it is asked for."""
+    if args.manual:
+        (args.manual / "_static").mkdir(parents=True, exist_ok=True)
+        draw().savefig(args.manual / "_static" / f"{name}.png", dpi=120)
+
+
 def write_tables(folder, tables):
     """Write tables, by their names, where the manual has them."""
     (folder / "tables").mkdir(parents=True, exist_ok=True)

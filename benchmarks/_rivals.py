@@ -128,6 +128,15 @@ def missing(rival):
     return package if package and importlib.util.find_spec(package) is None else None
 
 
+def available(methods):
+    """Return the names of methods, with what makes each, whose package is there; say which are left out."""
+    for name, make in methods.items():
+        if package := missing(make):
+            print(f"{name} is left out: there is no package {package}; pip install '.[benchmarks]'.", flush=True)
+        else:
+            yield name
+
+
 def finite(log_p, s):
     """Return them as arrays; -inf and a score of zero where either is not a number."""
     log_p, s = log_p.numpy(), s.numpy()

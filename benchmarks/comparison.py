@@ -1,6 +1,6 @@
 """Every method of the package, NUTS and a flow on three targets: quality against scores evaluated and seconds.
 
-python benchmarks/comparison.py [--seeds 3] [--output FILE.json] [--figure FILE.png] [--quick]
+python benchmarks/comparison.py [--seeds 3] [--output FILE.json] [--quick]
 python benchmarks/comparison.py --show benchmarks/comparison.json --manual doc      table and figure of the manual
 
 The banana, the product of two Student t, and the waveform posterior (d = 22), by the sliced Wasserstein distance of
@@ -20,17 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
-
-matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from _harness import command, exact, load, rst, run_missing, select, show_tables, shown, watched
-from _rivals import Flow, NutpieNUTS, missing
+from _harness import command, exact, load, rst, run_missing, select, show_figure, show_tables, shown, watched
+from _rivals import Flow, NutpieNUTS, available
 from paper._base import Counted, few
 from reference import mala, waveform_target
 
@@ -136,13 +132,14 @@ def compare(args):
     for case, (_, Y, pool) in cases.items():
         floor = noise_floor(lambda X, Z, case=case: distance(case, X, Z), pool, len(Y), random_state=0)
         document["floors"][case] = floor._asdict()
+    methods = set(available({name: METHODS[name].make for name in args.methods}))
     # the seed outermost, so that methods take turns
     jobs = [
         (case, name, seed)
         for seed in range(args.seeds)
         for case in cases
         for name in methods_of(case)
-        if name in args.methods and missing(METHODS[name].make) is None
+        if name in methods
     ]
     run_missing(document, args.out, jobs, partial(run, cases=cases, args=args))
     return document
@@ -217,7 +214,7 @@ TOP = 20
 STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"))
 
 
-def draw(document, path):
+def draw(document):
     """Draw a row per method: distances over their floor, score evaluations and seconds, a marker for each target."""
     of, names = ordered(document)
     figure, axes = plt.subplots(
@@ -254,27 +251,17 @@ def draw(document, path):
     axes[0].set_xticks([1, 2, 5, 10, TOP], ["1", "2", "5", "10", f"{TOP}+"])
     axes[0].set_ylim(len(names) - 0.4, -0.6)
     figure.legend(loc="outside upper center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=110)
-    print(f"Figure in {path}")
+    return figure
 
 
 def main():
-    parser = command(__doc__, methods=METHODS)
-    parser.add_argument("--figure", type=Path)
-    args = parser.parse_args()
-    for name in [] if args.show else args.methods:
-        if package := missing(METHODS[name].make):
-            print(f"{name} is left out: there is no package {package}; pip install '.[benchmarks]'.")
+    args = command(__doc__, methods=METHODS).parse_args()
     torch.set_num_threads(1)
     document = shown(args) or compare(args)
     show_tables(args, {"comparison": manual(document)})
     if document["settings"]["quick"]:
         print("A quick run: a few iterations, whose numbers mean nothing.")
-    if args.manual:
-        args.figure = args.manual / "_static" / "comparison.png"
-        args.figure.parent.mkdir(parents=True, exist_ok=True)
-    if args.figure:
-        draw(document, args.figure)
+    show_figure(args, "comparison", partial(draw, document))
 
 
 if __name__ == "__main__":

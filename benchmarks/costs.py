@@ -1,6 +1,6 @@
 """What a fit costs, from the recorded runs of other studies: score calls and seconds.
 
-    python benchmarks/costs.py --table doc/tables/costs.txt --figure doc/_static/costs.png
+    python benchmarks/costs.py --manual doc
 
 Nothing is run. The default fits are those of defaults.json and shapes.json, the trained ones those of training.json
 that have the default objective.
@@ -8,16 +8,15 @@ that have the default objective.
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
-from _harness import read, rst
+from _harness import command, read, rst, show_figure, show_tables
 
 HERE = Path(__file__).parent
 
@@ -73,10 +72,10 @@ def table(some: Iterable[Fit]) -> str:
                 )
                 numbers = (*(f"{x:,.0f}" for x in calls), *(f"{x:.1f}" for x in seconds))
                 lines.append((study, f"{low} to {high}", str(len(of)), *numbers))
-    return rst(heads, lines).rstrip()
+    return rst(heads, lines)
 
 
-def draw(some: Iterable[Fit], path: Path) -> None:
+def draw(some: Iterable[Fit]) -> plt.Figure:
     """Draw calls against the number of parameters, and seconds against calls."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), sharey=False, layout="constrained")
     for study, (colour, marker) in STYLES.items():
@@ -90,22 +89,13 @@ def draw(some: Iterable[Fit], path: Path) -> None:
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    return figure
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", type=Path, help="write the table to this file")
-    parser.add_argument("--figure", type=Path, help="write the figure to this file")
-    args = parser.parse_args()
-    some = fits()
-    print(found := table(some))
-    if args.table:
-        args.table.write_text(found + "\n", "utf-8")
-    if args.figure:
-        draw(some, args.figure)
-        print(f"Figure in {args.figure}", file=sys.stderr)
+    args, some = command(__doc__).parse_args(), fits()
+    show_tables(args, {"costs": table(some)})
+    show_figure(args, "costs", partial(draw, some))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Accuracy against evaluations of the score and against seconds: ours, and what a user would pick instead.
 
-python benchmarks/frontier.py [--names ...] [--methods ...] [--seeds 1] [--out FILE.json] [--figure FILE.png]
+python benchmarks/frontier.py [--names ...] [--methods ...] [--seeds 1] [--out FILE.json]
 python benchmarks/frontier.py --show benchmarks/frontier.json --manual doc      the tables and figure of the manual
 
 Posteriors: the 31 of benchmarks/posteriors.py and the five of benchmarks/_expensive.py, against reference draws
@@ -23,22 +23,17 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 import time
 import warnings
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
-
-matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from _accuracy import is_accurate, moments
 from _expensive import EXPENSIVE
-from _harness import command, results, rst, select, show_tables
+from _harness import command, results, rst, select, show_figure, show_tables
 from _rivals import (
     AdaptiveImportance,
     Flow,
@@ -48,8 +43,8 @@ from _rivals import (
     Pathfinder,
     TemperedSMC,
     Watched,
+    available,
     effective_size,
-    missing,
 )
 from defaults import PARTS, floor, sliced, whitened
 from paper._base import few
@@ -295,7 +290,7 @@ def tables(document):
 # The figure
 
 
-def draw(document, path):
+def draw(document):
     """Draw the share of posteriors on which a method is accurate, against calls and against seconds."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True, layout="constrained")
     for ax, key in zip(axes, ("calls", "seconds"), strict=True):
@@ -315,28 +310,19 @@ def draw(document, path):
     figure.legend(
         *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=8, frameon=False
     )
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    print(f"Figure in {path}", file=sys.stderr)
+    return figure
 
 
 def jobs_of(args):
     """Yield the jobs, those of the expensive posteriors last; say which methods are left out."""
-    methods = []
-    for method in args.methods:
-        if package := missing(METHODS[method].make):
-            print(f"{method} is left out: there is no package {package}; pip install '.[benchmarks]'.", flush=True)
-        else:
-            methods.append(method)
+    methods = list(available({method: METHODS[method].make for method in args.methods}))
     for group in POSTERIORS, EXPENSIVE:
         for seed in range(args.seeds):
             yield from ((case, method, seed) for method in methods for case in group if case in args.names)
 
 
 def main():
-    parser = command(__doc__, seeds=1, names=CASES, methods=METHODS)
-    parser.add_argument("--figure", type=Path)
-    args = parser.parse_args()
+    args = command(__doc__, seeds=1, names=CASES, methods=METHODS).parse_args()
     if args.quick and args.names == CASES:
         args.names = ["log_gamma"]
     torch.set_num_threads(1)
@@ -344,11 +330,7 @@ def main():
     show_tables(args, tables(document))
     if document["settings"]["quick"]:
         print("A quick run: a few iterations, whose numbers mean nothing.")
-    if args.manual:
-        args.figure = args.manual / "_static" / "frontier.png"
-        args.figure.parent.mkdir(parents=True, exist_ok=True)
-    if args.figure:
-        draw(document, args.figure)
+    show_figure(args, "frontier", partial(draw, document))
 
 
 if __name__ == "__main__":

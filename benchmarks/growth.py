@@ -1,7 +1,7 @@
 """What a fit costs as dimension, rows of data and number of draws grow, beside NUTS.
 
 python benchmarks/growth.py [--dimensions 2 ... 10000] [--rows 100 ... 10000000] [--out FILE.json]
-python benchmarks/growth.py --show benchmarks/growth.json --manual doc --figure doc/_static/growth.png
+python benchmarks/growth.py --show benchmarks/growth.json --manual doc      table and figure of the manual
 
 Against the dimension the target is a Gaussian of coordinates on scales from 1e-2 to 1e2, tied together by up to ten
 common factors of standard deviations 2 to 15, its mean ten units off the origin; against the rows of data, a logistic
@@ -17,13 +17,13 @@ from __future__ import annotations
 import resource
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from _harness import command, of, results, rst, select, show_tables
+from _harness import command, of, results, rst, select, show_figure, show_tables
 from _rivals import NutpieNUTS, Watched, missing
 from matplotlib.ticker import NullFormatter
 
@@ -128,7 +128,7 @@ def cell(rows, key, case, method):
     return f"{np.median(values):,.{1 if key == 'seconds' and values[0] < 10 else 0}f}" if values else r"\-"
 
 
-def draw(rows, path):
+def draw(rows):
     """Draw calls against the dimension, seconds against the rows, and seconds against the number of draws."""
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
     for method, colour, marker in (("KSIVI", "#D55E00", "o"), ("NUTS", "#0072B2", "s")):
@@ -158,15 +158,13 @@ def draw(rows, path):
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    return figure
 
 
 def main():
     parser = command(__doc__, seeds=1, methods=METHODS)
     parser.add_argument("--dimensions", nargs="*", type=int, default=DIMENSIONS)
     parser.add_argument("--rows", nargs="*", type=int, default=ROWS)
-    parser.add_argument("--figure", type=Path, help="draw the figure of the manual to this file")
     args = parser.parse_args()
     sizes = {"d": (30,), "rows": (50,)} if args.quick else {"d": args.dimensions, "rows": args.rows}
     methods = [method for method in args.methods if not (method == "NUTS" and missing(NutpieNUTS))]
@@ -180,8 +178,7 @@ def main():
     ]
     rows = results(args, jobs, run)["rows"]
     show_tables(args, {"growth": table(rows)})
-    if args.figure:
-        draw(rows, args.figure)
+    show_figure(args, "growth", partial(draw, rows))
 
 
 if __name__ == "__main__":

@@ -1,27 +1,20 @@
 """Size and power of the goodness-of-fit test `ksd_test`.
 
-python benchmarks/ksd_test.py [--dimensions 1 2 10 22] [--out FILE.json] [--figure ksd_test.png]
+python benchmarks/ksd_test.py [--dimensions 1 2 10 22] [--out FILE.json]
 python benchmarks/ksd_test.py --show benchmarks/ksd_test.json --manual doc      the tables of the manual
 
 The target is N(0, I) in d dimensions. Size: the share of 1,000 exact samples of 200 draws that are rejected. Power:
 the share of 200 samples that are rejected at 5% when all coordinates are shifted, the length of the shift the same
-for each d; when all are scaled; and when all are Student t of unit variance, by their excess kurtosis. The dashed
-line of the figure is the most powerful test of a shift that is known up to its sign.
+for each d; when all are scaled; and when all are Student t of unit variance, by their excess kurtosis.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
 import numpy as np
 from _harness import command, results, rst, select, show_tables
-from scipy.stats import norm
 
 from skksivi.metrics import ksd_test
 
@@ -93,29 +86,10 @@ def tables(rows):
     }
 
 
-def draw_power(rows, n_draws, path):
-    """Draw a panel for each departure, the share rejected against its size."""
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    figure, axes = plt.subplots(1, len(DEPARTURES), figsize=(4 * len(DEPARTURES), 3.6), layout="constrained")
-    for ax, (name, (draw, values)) in zip(axes, DEPARTURES.items(), strict=True):
-        for method in methods:
-            found = np.array([rejected(rows, f"{name} {value:g}", method, LEVEL) for value in values])
-            ax.errorbar(values, *found.T, marker="o", markersize=3, capsize=2, label=method)
-        if draw is shifted:
-            x, c = np.linspace(0, values[-1], 100), norm.isf(LEVEL / 2)
-            best = norm.sf(c - math.sqrt(n_draws) * x) + norm.cdf(-c - math.sqrt(n_draws) * x)
-            ax.plot(x, best, "k--", linewidth=0.8, label="best possible")
-        ax.axhline(LEVEL, color="0.6", linewidth=0.8)
-        ax.set(xlabel=name, ylabel="share rejected", ylim=(-0.02, 1.02))
-        ax.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-
-
 def main():
     parser = command(__doc__, seeds=1)
     parser.add_argument("--dimensions", nargs="+", type=int, default=DIMENSIONS)
     parser.add_argument("--draws", type=int, default=200)
-    parser.add_argument("--figure", type=Path)
     args = parser.parse_args()
     settings = {"n_draws": args.draws, "n_exact": 1000, "n_wrong": 200, "n_bootstrap": 500}
     if args.quick:
@@ -123,8 +97,6 @@ def main():
     jobs = [(case, f"d = {d}", 0) for d in args.dimensions for case in CASES]
     document = results(args, jobs, partial(run, **settings), **settings)
     show_tables(args, tables(document["rows"]))
-    if args.figure:
-        draw_power(document["rows"], document["settings"]["n_draws"], args.figure)
 
 
 if __name__ == "__main__":

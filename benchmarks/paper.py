@@ -11,7 +11,7 @@ Each job (case, method, seed) is written to a json file when it is done (build/p
 the same command goes on where it was stopped, and more --seeds, --cases or --methods add to the file. --show prints
 what is there. --scale 0.1 ends the methods in the paper's settings after a tenth of their iterations; --quick runs
 a few to see that all works. Results of other options are refused, and versions kept with each result. Beside each
-mean and standard deviation over seeds stand the paper's value and the floor, the value of as many exact draws. The
+mean and standard deviation over seeds stands the paper's value; a row has the values of as many exact draws. The
 modules in benchmarks/paper say what the paper leaves open, and what differs here. With --show and --manual doc a
 file of results becomes the tables of the manual.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _harness import command, load, print_table, read, rst, run_missing, show_tables, spread
+from _harness import command, load, read, rst, run_missing, show_tables, spread
 from paper.bnn import Networks
 from paper.cells import table_of_cells
 from paper.diffusion import Diffusion, Seconds
@@ -72,71 +72,13 @@ def judged(case, method, seed, table, args, rows):
     return {**row, "values": [v if math.isfinite(v) else None for v in row["values"]]}
 
 
-# The printed table
-
-
-def show(table, document):
-    rows, settings = document["rows"], document["settings"]
-    lines = []
-    for case in (*table.cases, "any"):
-        for k, metric in enumerate(table.metrics):
-            floor = values_of(rows, case, "floor", k) or values_of(rows, "any", "floor", k)
-            for method in dict.fromkeys(row["method"] for row in rows if row["case"] == case):
-                if method != "floor":
-                    fits = [row for row in rows if (row["case"], row["method"]) == (case, method)]
-                    cells = cells_of(fits, k, floor, table.of_paper(case, metric, method), table.average)
-                    lines.append((f"{case} {metric}".strip(), method, *cells))
-    print_table(("", "", "paper", "here", "sd", "floor", "fits", "iterations", "seconds"), lines, n_names=2)
-    print("With", ", or ".join(dict.fromkeys(names_of(row["versions"]) for row in rows)) + ".")
-    if settings["table"] == "time":
-        show_ratios(table, rows)
-    if settings["quick"]:
-        print("A quick run: a few iterations, whose numbers mean nothing.")
-    elif settings["scale"] != 1:
-        print(f"Methods in the paper's settings ran {settings['scale']:g} times its iterations.")
-
-
-def names_of(versions):
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
+# The tables
 
 
 def values_of(rows, case, method, k):
     """Return the finite values of metric k."""
     values = [row["values"][k] for row in rows if (row["case"], row["method"]) == (case, method)]
     return [v for v in values if v is not None]
-
-
-def cells_of(fits, k, floor, paper, average):
-    found = [row["values"][k] for row in fits if row["values"][k] is not None]
-    iterations = {row["iterations"] for row in fits if row.get("iterations")}
-    seconds = [row["seconds"] for row in fits if "seconds" in row]
-    return (
-        number(paper),
-        number(average(found) if found else None),
-        number(np.std(found, ddof=1) if len(found) > 1 else None),
-        number(np.mean(floor) if floor else None),
-        f"{len(found)}" if len(found) == len(fits) else f"{len(found)} of {len(fits)}",
-        f"{max(iterations):,}" if iterations else "-",
-        f"{np.median(seconds):.1f}" if seconds else "-",
-    )
-
-
-def number(value):
-    return "-" if value is None else f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
-
-
-def show_ratios(table, rows):
-    first, *others = table.methods
-    lines = []
-    for case in table.cases:
-        median = {method: np.median(found) for method in table.methods if (found := values_of(rows, case, method, 0))}
-        for method in (m for m in others if {m, first} <= median.keys()):
-            of_paper = table.of_paper(case, table.metrics[0], method) / table.of_paper(case, table.metrics[0], first)
-            lines.append((case, method, f"{of_paper:.2f}", f"{median[method] / median[first]:.2f}"))
-    print_table(("Ratio to", first, "paper", "here"), lines, n_names=2)
-
-
-# The tables of the manual
 
 
 def beside_paper(values, paper, digits=3):
@@ -169,8 +111,9 @@ def networks(document):
     lines = []
     for case, name, k, metric in data_and_measures(table, rows):
         own = (values_of(rows, case, method, k) for method in ("ours", "ours, learned"))
-        cells = (f"{spread(values)} ({len(values)})" for values in own)
-        lines.append((f"{name}, {metric}", *cells, *(f"{table.of_paper(case, metric, m):.3f}" for m in table.paper)))
+        cells = (f"{spread(values)} ({len(values)})" if values else r"\-" for values in own)
+        papers = (beside_paper([], table.of_paper(case, metric, m)).strip("()") for m in table.paper)
+        lines.append((f"{name}, {metric}", *cells, *papers))
     return {
         "paper_networks": rst(("Data", "Default", "Learned", *table.paper), lines),
         "paper_networks_chosen": rst(("Data", "Learned", "0.1", "1", "Chosen"), chosen(table, rows)),
@@ -203,7 +146,8 @@ def ratios(document):
     for method in table.methods:
         cells = []
         for case in table.cases:
-            own, of_first = (np.median(values_of(rows, case, name, 0)) for name in (method, first))
+            values = [values_of(rows, case, name, 0) for name in (method, first)]
+            own, of_first = map(np.median, values) if all(values) else (math.nan, math.nan)
             of_paper = [table.of_paper(case, table.metrics[0], name) for name in (method, first)]
             cells.append(f"{own:.0f}, {own / of_first:.2f} ({of_paper[0] / of_paper[1]:.2f})")
         lines.append((method, *cells))
@@ -260,11 +204,12 @@ def main():
         document = load(args.out, settings_of(args, table))
         run = partial(judged, table=table, args=args, rows=document["rows"])
         run_missing(document, args.out, [job for job in table.jobs(args) if is_wanted(job, args)], run)
-    show(table, document)
-    if args.manual:
-        if document["settings"]["quick"] or document["settings"]["scale"] != 1:
-            raise SystemExit("The manual has tables of whole runs only; leave --manual away.")
-        show_tables(args, of_manual(document))
+    is_whole = not document["settings"]["quick"] and document["settings"]["scale"] == 1
+    if args.manual and not is_whole:
+        raise SystemExit("The manual has tables of whole runs only; leave --manual away.")
+    show_tables(args, of_manual(document))
+    if not is_whole:
+        print("Methods ran a share of their iterations: these numbers are not the paper's.")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ stream, large stream
     A fit to rows in Parquet files, which are written first, those that --folder has already are taken as they are:
     the peak of the memory of the process above what it has before, passes, seconds, and the errors of means and
     standard deviations against the Gaussian at the mode, in standard deviations. The large one has fewer columns.
-blocks
-    Seconds of CPU time of a score by the number of rows in a block that is worked on at a time.
 model
     Seconds of an iteration of the training by W ranks, modelled and not measured: floating-point operations of a
     score with its product over those that a rank does in a second, as measured, latencies of messages between two
@@ -38,7 +36,6 @@ import time
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import torch
@@ -46,25 +43,22 @@ import torch.distributed as dist
 from _harness import command, results, rst
 
 from skksivi import KSIVIApproximator
-from skksivi.targets import BayesianLogisticRegression, Minibatches, Sharded, _base, from_score_fn
+from skksivi.targets import BayesianLogisticRegression, Minibatches, Sharded, from_score_fn
 
 D, PRECISION, BLOCK = 50, 0.01, 100_000
-CASES = ("1 rank", "2 ranks", "1 rank large", "2 ranks large", "blocks", "stream", "model", "large stream")
+CASES = ("1 rank", "2 ranks", "1 rank large", "2 ranks large", "stream", "model", "large stream")
 #: Rows of the ranks and of the files, and those of a quick run; columns of the files.
 SIZES = {
     "fit": 200_000,
     "large": 10_000_000,
     "stream": 10_000_000,
     "large stream": 100_000_000,
-    "blocks": 10**6,
 }
-QUICK = {"fit": 20_000, "large": 40_000, "stream": 20_000, "large stream": 40_000, "blocks": 20_000}
+QUICK = {"fit": 20_000, "large": 40_000, "stream": 20_000, "large stream": 40_000}
 COLUMNS = {"stream": D, "large stream": 10}
 N_BATCH = 5000
 #: Points of a score, and how often one is timed.
 N_POINTS, N_TIMED = 100, 3
-#: Rows of a block.
-BLOCKS = [2**k for k in range(8, 18, 2)]
 #: The network of the model: bytes a second of a link of 10 Gbit/s; its messages, and their bytes, in an iteration;
 #: floating-point operations of a score with its product for a point, a row and a column; rows of the data.
 BANDWIDTH, N_MESSAGES, N_BYTES, N_FLOPS = 1.25e9, 2, 65536, 8
@@ -259,16 +253,6 @@ def laplace(target, q):
     return x.numpy(), torch.linalg.inv(-J).diagonal().sqrt().numpy()
 
 
-def blocks(n_rows):
-    """Return seconds of CPU time of a score by the number of rows in a block."""
-    torch.set_num_threads(1)
-    target, x, found = shard(n_rows)(0, 1), torch.zeros(N_POINTS, D), {}
-    for n in BLOCKS:
-        with mock.patch.object(_base, "N_BLOCK", n):
-            found[str(n)] = timed(lambda: target.score_fn(x), N_TIMED)[1]
-    return {"n_rows": n_rows, "blocks": found}
-
-
 def serial(n_iter):
     """Return the seconds of an iteration whose score costs nothing."""
     target = from_score_fn(torch.neg, D)
@@ -298,8 +282,6 @@ def run(case, args, rows):
     if case in COLUMNS:
         with nullcontext(args.folder) if args.folder else tempfile.TemporaryDirectory() as folder:
             return stream(n_rows, COLUMNS[case], quick, folder)
-    if case == "blocks":
-        return blocks(n_rows)
     if case == "model":
         one, two = (next(row for row in rows if row["case"] == name) for name in ("1 rank large", "2 ranks"))
         # a score without its product is half of the operations
@@ -354,11 +336,6 @@ def sentences(rows):
             f"One second of CPU time performs {rates[0]:.0f} billion operations on {rates[1]:.2g} GB of rows, so a "
             "score is bound by computation and not by memory."
         )
-    if "blocks" in found:
-        times = found["blocks"]["blocks"]
-        best = min(times.values())
-        told = ", ".join(f"{seconds / best:.2f} with {int(n):,}" for n, seconds in times.items())
-        yield f"CPU times for different numbers of rows per block, relative to the fastest: {told}."
 
 
 def show(rows):

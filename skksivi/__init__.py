@@ -6,80 +6,50 @@ What is named here is imported when it is first used.
 from typing import TYPE_CHECKING
 
 from skksivi._utils.lazy import lazy
-from skksivi._version import __version__
 
 if TYPE_CHECKING:
-    from skksivi import (
-        amortized,
-        annealing,
-        baselines,
-        calibration,
-        callbacks,
-        datasets,
-        kernels,
-        metrics,
-        mixing,
-        model_selection,
-        parameters,
-        plotting,
-        targets,
-        terms,
-    )
-    from skksivi._paper import paper_settings
-    from skksivi.amortized import AmortizedKSIVI
-    from skksivi.diagnostics import diagnose
-    from skksivi.estimators._hksivi import HKSIVIApproximator
-    from skksivi.estimators._ksivi import KSIVIApproximator
-    from skksivi.export import to_arviz
-    from skksivi.inference._ensemble import ensemble
-    from skksivi.inference._expectation import expectation
-    from skksivi.inference._importance import certificate, evidence, importance_sample, refine
-    from skksivi.inference._modes import modes
-    from skksivi.inference._summary import summary
-    from skksivi.persistence import load, save
-    from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
-
-__all__ = [
-    "AmortizedKSIVI",
-    "HKSIVIApproximator",
-    "KSIVIApproximator",
-    "KSIVIClassifier",
-    "KSIVIRegressor",
-    "__version__",
-    "amortized",
-    "annealing",
-    "baselines",
-    "calibration",
-    "callbacks",
-    "certificate",
-    "datasets",
-    "diagnose",
-    "ensemble",
-    "evidence",
-    "expectation",
-    "importance_sample",
-    "kernels",
-    "load",
-    "metrics",
-    "mixing",
-    "model_selection",
-    "modes",
-    "paper_settings",
-    "parameters",
-    "plotting",
-    "refine",
-    "save",
-    "summary",
-    "targets",
-    "terms",
-    "to_arviz",
-]
-
-if not TYPE_CHECKING:  # a checker would take any name for one of these
-    __dir__ = __all__.copy
-    __getattr__ = lazy(
+    from skksivi import amortized as amortized
+    from skksivi import annealing as annealing
+    from skksivi import baselines as baselines
+    from skksivi import calibration as calibration
+    from skksivi import callbacks as callbacks
+    from skksivi import datasets as datasets
+    from skksivi import kernels as kernels
+    from skksivi import metrics as metrics
+    from skksivi import mixing as mixing
+    from skksivi import model_selection as model_selection
+    from skksivi import parameters as parameters
+    from skksivi import plotting as plotting
+    from skksivi import targets as targets
+    from skksivi import terms as terms
+    from skksivi._paper import paper_settings as paper_settings
+    from skksivi._version import __version__ as __version__
+    from skksivi.amortized import AmortizedKSIVI as AmortizedKSIVI
+    from skksivi.diagnostics import diagnose as diagnose
+    from skksivi.estimators._hksivi import HKSIVIApproximator as HKSIVIApproximator
+    from skksivi.estimators._ksivi import KSIVIApproximator as KSIVIApproximator
+    from skksivi.export import to_arviz as to_arviz
+    from skksivi.inference._ensemble import ensemble as ensemble
+    from skksivi.inference._expectation import expectation as expectation
+    from skksivi.inference._importance import certificate as certificate
+    from skksivi.inference._importance import evidence as evidence
+    from skksivi.inference._importance import importance_sample as importance_sample
+    from skksivi.inference._importance import refine as refine
+    from skksivi.inference._modes import modes as modes
+    from skksivi.inference._summary import summary as summary
+    from skksivi.persistence import load as load
+    from skksivi.persistence import save as save
+    from skksivi.predictors import KSIVIClassifier as KSIVIClassifier
+    from skksivi.predictors import KSIVIRegressor as KSIVIRegressor
+else:
+    __all__, __dir__, __getattr__ = lazy(
         __name__,
         {
+            "": [
+                "amortized", "annealing", "baselines", "calibration", "callbacks", "datasets", "kernels", "metrics",
+                "mixing", "model_selection", "parameters", "plotting", "targets", "terms",
+            ],
+            "_version": ["__version__"],
             "estimators._hksivi": ["HKSIVIApproximator"],
             "estimators._ksivi": ["KSIVIApproximator"],
             "inference._ensemble": ["ensemble"],
@@ -94,4 +64,4 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
             "persistence": ["load", "save"],
             "predictors": ["KSIVIClassifier", "KSIVIRegressor"],
         },
-    )
+    )  # fmt: skip

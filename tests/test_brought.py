@@ -43,7 +43,7 @@ from skksivi.training import _hooks
 from skksivi.training._hooks import LongWait
 from skksivi.training._run import explained
 
-#: Members of each kind; `benchmarks/faults.py` has more.
+#: Members of each kind.
 SEEDS = range(8)
 
 resolved = partial(plain_targets.resolved, dtype=torch.float32)

@@ -44,7 +44,7 @@ def test_a_submodule_that_is_not_listed_is_found_too(tmp_path, monkeypatch):
         (tmp_path / "package_of_one" / f"{name}.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     package = importlib.import_module("package_of_one")
-    load = lazy("package_of_one", {})
+    _, _, load = lazy("package_of_one", {})
     assert not hasattr(package, "part")
     assert load("part") is package.part is sys.modules["package_of_one.part"]
     with pytest.raises(AttributeError, match="no attribute '_private'"):
@@ -60,7 +60,7 @@ def test_a_type_checker_is_told_of_the_names_that_are_there(package):
         for alias in node.names:
             assert alias.name not in told
             told[alias.name] = importlib.import_module(node.module)
-    assert told.keys() == set(package.__all__) - {"__version__"}
+    assert told.keys() == set(package.__all__)
     for name, module in told.items():
         assert getattr(package, name) is getattr(module, name)
 
@@ -71,7 +71,7 @@ def test_an_import_that_fails_within_is_no_missing_name(tmp_path, monkeypatch):
     (tmp_path / "broken_package" / "_part.py").write_text("import math\nmath.nothing\n")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("broken_package")
-    load = lazy("broken_package", {"_part": ["name"]})
+    _, _, load = lazy("broken_package", {"_part": ["name"]})
     with pytest.raises(ImportError, match=r"`broken_package\._part` could not be imported: module 'math' has no"):
         load("name")
     monkeypatch.delitem(sys.modules, "broken_package")

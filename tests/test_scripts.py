@@ -31,7 +31,7 @@ COMMANDS = {
     "examples/plot_patients.py": "--patients 50 --training 60 --calls 600 --output patients.png",
     "examples/plot_stream.py": "--training 60 --calls 600 --output stream.png",
     "benchmarks/amortized.py": "--quick --out amortized.json",
-    "benchmarks/costs.py": "--figure costs.png",
+    "benchmarks/costs.py": "",
     "examples/plot_waveform.py": "--max-iter 100 --output waveform.png",
     "examples/plot_search.py": "--max-iter 5 --output search.png",
     "examples/plot_displays.py": "--max-iter 20 --output displays.png",
@@ -59,8 +59,8 @@ COMMANDS = {
     "benchmarks/paper.py diffusion": "--quick --out diffusion.json",
     "benchmarks/paper.py student": "--quick --out student.json",
     "benchmarks/paper.py bnn": "--quick --out bnn.json",
-    "benchmarks/comparison.py": "--quick --seeds 1 --methods KSIVI KPG-IS --output rows.json --figure comparison.png",
-    "benchmarks/frontier.py": "--quick --out frontier.json --figure frontier.png",
+    "benchmarks/comparison.py": "--quick --seeds 1 --methods KSIVI KPG-IS --output rows.json",
+    "benchmarks/frontier.py": "--quick --out frontier.json",
     "benchmarks/predictors.py": "--quick",
     "benchmarks/regression.py": "--quick",
     "benchmarks/hierarchy.py": "--quick --out hierarchy.json",
@@ -70,35 +70,27 @@ COMMANDS = {
     "benchmarks/toys.py": "--quick --out toys.json",
     "benchmarks/reference.py": "waveform draws.npz --steps 40",
     "benchmarks/reference.py targets": "banana --out references --json references.json",
-    "benchmarks/ksd_test.py": "--quick --out ksd_test.json --figure ksd_test.png",
-    "benchmarks/growth.py": "--quick --out growth.json --figure growth.png",
-    "benchmarks/mutants.py": "--modules stein._estimators --sample 1 --out mutants.json",
-    "benchmarks/faults.py": f"--show {ROOT / 'benchmarks' / 'faults.json'}",
+    "benchmarks/ksd_test.py": "--quick --out ksd_test.json",
+    "benchmarks/growth.py": "--quick --out growth.json",
     "benchmarks/detached.py": "--quick --seeds 1 --out detached.json",
     "benchmarks/posteriors.py": "",
     "benchmarks/training.py": "--quick --seeds 1 --names banana --jobs 1 --out training.json",
     "benchmarks/shapes.py": "--quick --out shapes.json",
     "benchmarks/ablation.py": "--quick --jobs 1 --stages 'all modes' --out ablation.json",
     "benchmarks/suites.py": "--quick --out suites.json",
-    "benchmarks/weights.py": "--quick --names banana --jobs 1 --out weights.json",
     "benchmarks/coverage.py": "--quick --names log_gamma --seeds 1 --jobs 1 --out coverage.json",
     "benchmarks/diagnose.py": "--quick --out diagnose.json",
-    "benchmarks/calibration.py": "--quick --out calibration.json",
     "benchmarks/defaults.py": "--names log_gamma --seeds 1 --jobs 1",
-    "benchmarks/shards.py": "--quick --cases blocks --out shards.json",
+    "benchmarks/shards.py": "--quick --cases '1 rank large' --out shards.json",
     "benchmarks/workers.py": "--quick --out workers.json",
     "benchmarks/speed.py": "--quick --cases waveform --out speed.json",
 }
-#: The one that forks, and must not find the package imported.
-MUTANTS = "benchmarks/mutants.py"
-
 #: Those whose weights of modes rest on a pilot.
 WEIGHED = {"examples/plot_mode_weights.py", "benchmarks/hierarchy.py"}
 
 #: Those that take less than a second.
 QUICK = {
     "benchmarks/costs.py",
-    "benchmarks/faults.py",
     "benchmarks/paper.py waveform",
     "benchmarks/posteriors.py",
     "benchmarks/reference.py",
@@ -184,7 +176,7 @@ def is_beside(script, module):
 
 @pytest.mark.parametrize(
     "command",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS if name != MUTANTS],
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS],
 )
 def test_script_runs(command, tmp_path, capsys):
     script, *table = command.split()
@@ -198,8 +190,8 @@ def test_script_runs(command, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_mutant_of_the_estimators_is_killed(tmp_path):
-    command = [sys.executable, ROOT / MUTANTS, *shlex.split(COMMANDS[MUTANTS])]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    options = ["--modules", "stein._estimators", "--sample", "1", "--out", "mutants.json"]
+    subprocess.run([sys.executable, ROOT / ".ci/mutants.py", *options], cwd=tmp_path, check=True, capture_output=True)
     found = json.loads((tmp_path / "mutants.json").read_text())["stein._estimators"]
     assert (found["tried"], found["killed"], found["survivors"]) == (1, 1, [])
 
@@ -233,11 +225,6 @@ def test_the_readme_has_the_numbers_of_the_frontier(frontier):
     for method, (_, accurate, calls, more, *_) in rows.items():
         _, of_31, _, all_calls, _, _, _, _, next_calls, *_ = frontier.by_method(document, method)
         assert (accurate, calls, more) == (of_31, all_calls, next_calls)
-
-
-def test_the_manual_has_the_table_of_costs(tmp_path, capsys):
-    run("benchmarks/costs.py", [], tmp_path)
-    assert capsys.readouterr().out == (ROOT / "doc" / "tables" / "costs.txt").read_text("utf-8")
 
 
 def test_addresses_and_the_version_are_those_of_the_project():
@@ -432,6 +419,7 @@ def test_the_manual_has_the_tables_of_the_paper(results, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("script", "options", "study", "page"),
     [
+        ("costs", [], "costs", "comparison"),
         ("reference", ["targets", "--check"], "references", "benchmarks"),
         ("search", ["--criteria"], "criteria", "searches"),
     ],

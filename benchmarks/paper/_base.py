@@ -91,13 +91,10 @@ class Table(ABC):
         Each method's values, case by case, and metric by metric within a case.
     options : tuple of str
         Arguments of the command that change the results.
-    average : callable
-        Over seeds.
     """
 
     cases: tuple[str, ...] = ("",)
     options: tuple[str, ...] = ()
-    average = staticmethod(np.mean)
 
     def jobs(self, args):
         """Yield (case, method, seed), the latter outermost, so that methods take turns."""

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-
 from paper._base import (
     DEFAULTS,
     QUICK,
@@ -82,7 +80,7 @@ class Seconds(Table):
     """Cases are dimensions, seeds are repetitions."""
 
     cases, metrics = ("50", "100", "200"), ("s per 10k",)
-    methods, paper, average = {name: METHODS[name] for name in TIMED}, PAPER_SECONDS, staticmethod(np.median)
+    methods, paper = {name: METHODS[name] for name in TIMED}, PAPER_SECONDS
 
     def run(self, case, method, seed, args, rows):
         target, k = ConditionedDiffusion(int(case)), QUICK["max_iter"] if args.quick else N_TIMED

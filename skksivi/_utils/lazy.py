@@ -24,21 +24,23 @@ def keeping_random() -> Iterator[None]:
         random.setstate(state)
 
 
-def lazy(package: str, where: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """Return `__getattr__` of a package.
+def lazy(
+    package: str, where: Mapping[str, Sequence[str]]
+) -> tuple[list[str], Callable[[], list[str]], Callable[[str], object]]:
+    """Return `__all__`, `__dir__` and `__getattr__` of a package.
 
     Parameters
     ----------
     package : str
         Its `__name__`.
     where : mapping of str to sequence of str
-        Names by the submodule that defines them, with a dot before those of the parent; a name that is in none is a
-        submodule.
+        Names by the submodule that defines them, with a dot before those of the parent, and below "" submodules that
+        are listed; the others are found too.
     """
     home = {name: module for module, names in where.items() for name in names}
 
     def load(name: str) -> object:
-        module = resolve_name(f".{home.get(name, name)}", package)
+        module = resolve_name(f".{home.get(name) or name}", package)
         if name not in home and (name.startswith("_") or find_spec(module) is None):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with _IMPORTING:
@@ -46,9 +48,10 @@ def lazy(package: str, where: Mapping[str, Sequence[str]]) -> Callable[[str], ob
                 found = import_module(module)
             except AttributeError as error:  # which would be taken for a name that is missing here
                 raise ImportError(f"`{module}` could not be imported: {error}") from error
-        if name in home:
+        if home.get(name):
             found = getattr(found, name)
         setattr(sys.modules[package], name, found)
         return found
 
-    return load
+    names = sorted(home)
+    return names, names.copy, load

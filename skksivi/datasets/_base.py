@@ -1,4 +1,4 @@
-"""From a recipe to a table: download, verification and cache in scikit-learn's manner."""
+"""From a recipe to a table: the original file, by scikit-learn's downloads, and the numbers in it, verified."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import hashlib
 import io
 import math
 import os
-import secrets
 import threading
-import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from importlib import resources
+from itertools import dropwhile
 from pathlib import Path, PurePosixPath
+from subprocess import DEVNULL, PIPE, Popen
+from tempfile import TemporaryFile
 from types import ModuleType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -24,16 +24,13 @@ import numpy as np
 from sklearn.utils import Bunch, check_scalar
 
 from skksivi._utils.numbers import check_integer, check_number
-from skksivi._utils.warnings import warn_caller
-from skksivi.datasets._download import Limits, download
-from skksivi.datasets._readers import MAX_BYTES, read_numbers
 
 #: The present addresses of the UCI repository, and the old ones that it still serves.
 UCI = "https://archive.ics.uci.edu/static/public"
 OLD_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
 
-#: What one download may take.
-LIMITS = Limits()
+#: Bytes of a file, packed or not, at most: ten times the largest there is.
+MAX_BYTES = 2**25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +40,7 @@ class Recipe:
     Parameters
     ----------
     name : str
-        Of the cache and of the description, ``descr/<name>.rst``.
+        Of the description, ``descr/<name>.rst``.
     urls : tuple of str
         Tried in turn.
     files : tuple of str
@@ -87,14 +84,16 @@ class Recipe:
             raise ValueError(f"the sha256 of its numbers is {digest}, expected {self.sha256}")
         return table.astype(np.float64)
 
-    def read(self, name: str, content: bytes) -> np.ndarray:
+    def read(self, path: Path) -> np.ndarray:
         """Return the table of an original file, or raise ValueError if it is not in there."""
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
         try:
-            return self.verify(read_numbers(name, content, self.files))
+            return self.verify(_numbers(path.name, content, self.files))
         except ImportError:
             raise
         except Exception as error:  # a damaged file may raise anything
-            raise ValueError(_reason(error)) from error
+            raise ValueError(f"{str(path)!r} does not hold the {self.name} data: {_reason(error)}") from error
 
 
 class Options(NamedTuple):
@@ -144,121 +143,102 @@ def load_descr(name: str) -> str:
     return resources.files("skksivi.datasets").joinpath("descr", f"{name}.rst").read_text("utf-8")
 
 
-def _fetch_table(recipe: Recipe, options: Options) -> tuple[np.ndarray, str | None]:
-    """Return the table and the name of its cache, from there, else from an original file, else from the network.
+def _fetch_table(recipe: Recipe, options: Options) -> tuple[np.ndarray, str]:
+    """Return the table and the name of the original file that holds it, which is downloaded if it is not there."""
+    from sklearn.datasets import fetch_file, get_data_home  # not above: it imports rich, which draws from `random`
 
-    A cache that cannot be written is warned of, and None takes the place of its name.
-    """
-    with _usable(options.data_home):
-        home = _home(options.data_home)
-        cache = home / f"skksivi_{recipe.name}.npz"
-        table = _from_cache(recipe, cache)
-        if table is not None:
-            return table, str(cache)
-        table = _from_originals(recipe, home)
-    if table is None:
-        if not options.download_if_missing:
-            raise OSError(
-                f"The {recipe.name} data are not in {str(home)!r} and `download_if_missing` is False. "
-                f"Put {_names(recipe)} there, from {' or '.join(recipe.urls)}, or name the folder where it is as "
-                "`data_home`."
-            )
-        table = _download(recipe, home, options.n_retries, options.delay)
-    return table, str(cache) if _written(cache, table) else None
-
-
-def _home(data_home: str | os.PathLike[str] | None) -> Path:
-    """Return the folder of the cache and of original files, which is made if it is not there."""
-    from sklearn.datasets import get_data_home  # not above: it imports rich, which draws from `random`
-
-    return Path(get_data_home(data_home))
-
-
-@contextmanager
-def _usable(data_home: object) -> Iterator[None]:
-    """Raise ValueError where the folder, or a file in it, cannot be read."""
     try:
-        yield
-    except (OSError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"`data_home` is {data_home!r}, which cannot be used: {_reason(error)}. Name a folder that can be read "
-            "and written, or None for scikit-learn's."
-        ) from None
-
-
-def _from_cache(recipe: Recipe, cache: Path) -> np.ndarray | None:
-    """Return the table of the cache; a damaged one is named and removed."""
-    try:
-        content = _content(cache)
-    except FileNotFoundError:
-        return None
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open("table.npy") as file:
-            return recipe.verify(np.load(io.BytesIO(file.read(MAX_BYTES))))
-    except Exception as error:  # a damaged archive may raise anything
-        warn_caller(f"The cache {str(cache)!r} is damaged and rebuilt: {_reason(error)}.")
-    with suppress(OSError):
-        cache.unlink()
-    return None
-
-
-def _from_originals(recipe: Recipe, home: Path) -> np.ndarray | None:
-    """Return the table of an original file that was put into the folder; files that do not hold it are named."""
+        home = Path(get_data_home(options.data_home))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"`data_home` is {options.data_home!r}, which cannot be used: {_reason(error)}.") from None
     for path in filter(Path.is_file, (home / name for name in recipe.originals)):
-        content = _content(path)
         try:
-            return recipe.read(path.name, content)
+            return recipe.read(path), str(path)
         except ValueError as error:
-            warn_caller(f"{str(path)!r} does not hold the {recipe.name} data: {error}.")
-    return None
-
-
-def _content(path: Path) -> bytes:
-    """Return the content of a file, of one that is too large a part that is too large."""
-    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
-        raise ValueError(f"{str(path)!r} is not a regular file")
-    with open(path, "rb") as file:
-        return file.read(MAX_BYTES + 1)
-
-
-def _download(recipe: Recipe, home: Path, n_retries: int, delay: float) -> np.ndarray:
-    """Return the table from the first address that gives it, with a warning of each that did not before."""
-    failures: list[tuple[str, str]] = []
-    for attempt in range(1 + n_retries):
-        if attempt:
-            time.sleep(delay)
-        for url in recipe.urls:
+            raise ValueError(f"{error}. Remove it, and it is downloaded again.") from error
+    remedy = f"Put {' or '.join(map(repr, recipe.originals))} there, or name the folder where it is as `data_home`."
+    if not options.download_if_missing:
+        raise OSError(
+            f"The {recipe.name} data, from {' or '.join(recipe.urls)}, are not in {str(home)!r}, and "
+            f"`download_if_missing` is False. {remedy}"
+        )
+    failures = []
+    for url in recipe.urls:
+        try:
+            path = fetch_file(url, home, _file_name(url), n_retries=options.n_retries, delay=options.delay)
             try:
-                table = recipe.read(_file_name(url), download(url, LIMITS))
-            except (OSError, HTTPException, ValueError) as error:
-                failures.append((url, _reason(error)))
-                continue
-            for failed, reason in failures:
-                warn_caller(f"{failed} did not give the {recipe.name} data: {reason}.")
-            return table
-    listed = "; ".join(f"{url}: {reason}" for url, reason in dict(failures).items())
-    raise OSError(
-        f"The {recipe.name} data could not be downloaded: {listed}. Without a connection, put {_names(recipe)}, from "
-        f"one of these addresses, into {str(home)!r}, or name the folder where it is as `data_home`."
-    )
+                table = recipe.read(path)
+            except ValueError:
+                path.unlink()
+                raise
+            path.chmod(0o644)  # as downloaded, nobody else may read it
+            return table, str(path)
+        except (OSError, HTTPException, ValueError) as error:
+            failures.append(f"{url}: {_reason(error)}")
+    raise OSError(f"The {recipe.name} data could not be downloaded to {str(home)!r}: {'; '.join(failures)}. {remedy}")
 
 
-def _written(cache: Path, table: np.ndarray) -> bool:
-    """Write the cache whole or not at all, and tell whether that went well; if not, warn."""
-    aside = cache.with_name(f".{cache.name}.{secrets.token_hex(8)}")
+def _numbers(name: str, content: bytes, members: Sequence[str]) -> np.ndarray:
+    """Return the numbers of a file row by row, without what stands above the first row of numbers.
+
+    The suffix tells the format; in a zip archive it is the first of `members`, in whatever folder.
+    """
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+    suffix = PurePosixPath(name).suffix
+    if suffix == ".zip":
+        return _numbers(*_member(content, members), members)
+    if suffix == ".Z":
+        return _numbers(name.removesuffix(suffix), _uncompressed(content), members)
+    rows = _sheet(content) if suffix in (".xls", ".xlsx") else _lines(content)
+    return np.array([float(cell) for row in dropwhile(_is_heading, rows) for cell in row])
+
+
+def _member(content: bytes, members: Sequence[str]) -> tuple[str, bytes]:
+    """Return name and content of the first of `members` in a zip archive."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        found = {PurePosixPath(path).name: path for path in archive.namelist()}
+        for name in filter(found.__contains__, members):
+            with archive.open(found[name]) as file:
+                return name, file.read(MAX_BYTES + 1)
+    raise ValueError(f"none of its files {sorted(found)} is one of {list(members)}")
+
+
+def _uncompressed(content: bytes) -> bytes:
+    """Return what Unix ``compress`` packed, which no library here reads."""
+    with TemporaryFile() as packed:
+        packed.write(content)
+        packed.seek(0)
+        try:
+            with Popen(["gzip", "-dc"], stdin=packed, stdout=PIPE, stderr=DEVNULL) as gzip:  # noqa: S607
+                return gzip.stdout.read(MAX_BYTES + 1)  # type: ignore[union-attr]
+        except FileNotFoundError as error:
+            raise ImportError("Unpacking a file in .Z needs the program gzip; or unpack it by hand.") from error
+
+
+def _sheet(content: bytes) -> Iterable[Sequence[Any]]:
+    """Return the cells of each row of an Excel file's first sheet."""
     try:
-        with open(aside, "xb") as file:
-            np.savez_compressed(file, table=table)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, cache)
-    except OSError as error:
-        warn_caller(f"The cache {str(cache)!r} could not be written: {_reason(error)}.")
-        return False
-    finally:
-        with suppress(OSError):
-            aside.unlink()
-    return True
+        from python_calamine import CalamineWorkbook
+    except ImportError as error:
+        raise ImportError(
+            "An Excel file needs python-calamine: install it with `pip install python-calamine`."
+        ) from error
+    return CalamineWorkbook.from_filelike(io.BytesIO(content)).get_sheet_by_index(0).to_python()
+
+
+def _lines(content: bytes) -> Iterable[Sequence[str]]:
+    """Return the cells of each line of a text, between blanks, commas and semicolons."""
+    text = content.decode("utf-8-sig").replace(",", " ").replace(";", " ")
+    return map(str.split, text.splitlines())
+
+
+def _is_heading(row: Sequence[Any]) -> bool:
+    """Tell whether a row is empty or has a cell that is no number."""
+    try:
+        return not [float(cell) for cell in row]
+    except (TypeError, ValueError):
+        return True
 
 
 def _import_pandas() -> ModuleType:
@@ -268,11 +248,6 @@ def _import_pandas() -> ModuleType:
     except ImportError as error:
         raise ImportError("`as_frame=True` needs pandas: install it with `pip install pandas`.") from error
     return pandas
-
-
-def _names(recipe: Recipe) -> str:
-    """Return the names of the original files as a part of a sentence."""
-    return " or ".join(repr(name) for name in recipe.originals)
 
 
 def _file_name(url: str) -> str:

@@ -98,13 +98,13 @@ RECIPES = {
 
 _DOC = """Fetch {title}: {n_samples:,} samples, {n_features} features, a real target.
 
-    The table is searched for in `data_home`, first in the cache of an earlier call, then in the original file, which
-    may be placed there by hand ({originals}), and otherwise downloaded. Its sha256 is verified.{needs}
+    The original file is searched for in `data_home`, where it may be placed by hand ({originals}), and otherwise
+    downloaded to there. The sha256 of its numbers is verified.{needs}
 
     Parameters
     ----------
     data_home : str or path-like, default=None
-        The folder of the cache and of original files. None stands for scikit-learn's, ``~/scikit_learn_data``.
+        The folder of original files. None stands for scikit-learn's, ``~/scikit_learn_data``.
     download_if_missing : bool, default=True
         Whether to download data that are not in `data_home`, or raise OSError.
     return_X_y : bool, default=False
@@ -112,9 +112,9 @@ _DOC = """Fetch {title}: {n_samples:,} samples, {n_features} features, a real ta
     as_frame : bool, default=False
         Whether data and target are a pandas DataFrame and a Series.
     n_retries : int, default=3
-        How many more rounds over the addresses to make after failed or damaged downloads.
+        How often each address is tried again when it does not answer.
     delay : float, default=1.0
-        Seconds between these rounds.
+        Seconds between these attempts.
 
     Returns
     -------
@@ -125,24 +125,18 @@ _DOC = """Fetch {title}: {n_samples:,} samples, {n_features} features, a real ta
         - `frame`: a DataFrame of both with `as_frame`, else None;
         - `feature_names` and `target_names`, [{target!r}];
         - `DESCR`: what the columns are, source and licence;
-        - `data_filename`: the cache, None where it could not be written.
+        - `data_filename`: the original file.
     (data, target) : tuple of ndarray or of pandas objects
         With `return_X_y`.
 
     Raises
     ------
     OSError
-        The data are not in `data_home` and cannot be downloaded, with at most 32 MiB and five minutes per
-        address; the message says which file to put where.
+        The data are not in `data_home` and cannot be downloaded; the message says which file to put where.
     ValueError
-        `data_home` cannot be read, or an option is out of its range.
+        The file in `data_home` is damaged or of more than 32 MiB, or an option is out of its range.
     ImportError
-        pandas or the library for Excel files is needed and not installed.
-
-    Warns
-    -----
-    UserWarning
-        A cache, an original file or a download is damaged, an address fails, or the cache cannot be written.
+        pandas or the library for Excel files is needed, and it is not installed.
 
     See Also
     --------

@@ -133,9 +133,9 @@ def fetch_waveform(
 ) -> Any:  # noqa: ANN401
     """Fetch the waveform data of the UCI repository: 5,000 samples, 21 features, three classes.
 
-    The table is searched for in `data_home`, first in the cache of an earlier call, then in the original file, which
-    may be placed there by hand (``waveform.data``, ``waveform.data.Z`` or the archive), and otherwise downloaded. Its
-    sha256 is verified.
+    The original file is searched for in `data_home`, where it may be placed by hand (``waveform.data``,
+    ``waveform.data.Z`` or the archive), and otherwise downloaded to there. The sha256 of its numbers is verified.
+    A file in ``.Z``, which the archive holds, is unpacked by the program gzip.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def fetch_waveform(
         columns standardised over all rows (n - 1 in the variance), class 1 against the two others, and the rows
         split into 400, in the order of the benchmark, and the other 4,600, in the order of the file.
     data_home : str or path-like, default=None
-        The folder of the cache and of original files. None stands for scikit-learn's, ``~/scikit_learn_data``.
+        The folder of original files. None stands for scikit-learn's, ``~/scikit_learn_data``.
     download_if_missing : bool, default=True
         Whether to download data that are not in `data_home`, or raise OSError.
     return_X_y : bool, default=False
@@ -152,9 +152,9 @@ def fetch_waveform(
     as_frame : bool, default=False
         Whether data and target are a pandas DataFrame and a Series.
     n_retries : int, default=3
-        How many more rounds over the addresses to make after failed or damaged downloads.
+        How often each address is tried again when it does not answer.
     delay : float, default=1.0
-        Seconds between these rounds.
+        Seconds between these attempts.
 
     Returns
     -------
@@ -166,24 +166,19 @@ def fetch_waveform(
         - `frame`: a DataFrame of both with `as_frame`, else None;
         - `feature_names` and `target_names`, the names of the classes;
         - `DESCR`: what the columns are, source and licence;
-        - `data_filename`: the cache, None where it could not be written.
+        - `data_filename`: the original file.
     (data, target) : tuple of ndarray or of pandas objects
         With `return_X_y`.
 
     Raises
     ------
     OSError
-        The data are not in `data_home` and cannot be downloaded, with at most 32 MiB and five minutes per address;
-        the message says which file to put where.
+        The data are not in `data_home` and cannot be downloaded; the message says which file to put where.
     ValueError
-        `subset` is none of the three, `data_home` cannot be read, or an option is out of its range.
+        `subset` is none of the three, the file in `data_home` is damaged or of more than 32 MiB, or an option is
+        out of its range.
     ImportError
-        `as_frame` needs pandas, and it is not installed.
-
-    Warns
-    -----
-    UserWarning
-        A cache, an original file or a download is damaged, an address fails, or the cache cannot be written.
+        pandas, for `as_frame`, or gzip is needed, and it is not installed.
 
     See Also
     --------

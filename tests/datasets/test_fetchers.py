@@ -1,28 +1,23 @@
-"""The fetchers: original files, a local server with faults, damaged, shared and read-only caches."""
+"""The fetchers: original files by hand and from a local server, what is wrong with them, and the splits."""
 
 import hashlib
 import io
 import os
 import sys
 import threading
-import warnings
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.model_selection import train_test_split
-from unix_compress import compress
 
 from skksivi import datasets
 from skksivi.datasets import _base, _uci, _waveform, fetch_boston, fetch_waveform, uci_splits
 from skksivi.datasets._base import Recipe, load_descr
-from skksivi.datasets._download import Limits
-from skksivi.datasets._readers import MAX_BYTES
 
 UCI = Path(__file__).parents[3] / "shared" / "data" / "uci"
 FETCHERS = {name: getattr(datasets, f"fetch_{name}") for name in (*_uci.RECIPES, "waveform")}
@@ -48,7 +43,6 @@ def original(name):
 def put_original(name, home):
     """Put an original file where a fetcher finds it; return its path."""
     path = original(name)
-    home.mkdir(exist_ok=True)
     (home / path.name).write_bytes(path.read_bytes())
     return path
 
@@ -64,127 +58,67 @@ def set_recipe(monkeypatch, name, recipe):
         monkeypatch.setitem(_uci.RECIPES, name, recipe)
 
 
-# A server that fails on demand
+def compress(content):
+    """Pack bytes as Unix ``compress`` may: codes of nine bits for single bytes, cleared before they would grow."""
+    packed = bytearray(b"\x1f\x9d\x90")
+    for start in range(0, len(content), 247):
+        codes = [*content[start : start + 247], 256]
+        packed += sum(code << 9 * i for i, code in enumerate(codes)).to_bytes(-(-9 * len(codes) // 8), "little")
+    return bytes(packed)
 
 
-class Server(ThreadingHTTPServer):
-    """Serves `files`; an entry of `faults`, taken from the front, says how the next answer goes wrong."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.faults, self.asked = {}, [], []
-        self.over = threading.Event()
-
-    def url(self, name):
-        return f"http://127.0.0.1:{self.server_port}/{name}"
+def archive(**files):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in files.items():
+            file.writestr(name, content)
+    return packed.getvalue()
 
 
-#: Faults of a server that comes to no end: bytes that it sends at once, None for the headers; how many it sends at a
-#: time after that, and seconds before each.
-SLOW = {
-    "stalls": (0, 2**20, 2),
-    "stalls within": (None, 2**20, 2),
-    "drips headers": (0, 1, 0.05),
-    "drips": (None, 1, 0.05),
-    "endless": (None, 2**20, 0),
-}
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        name = self.path.lstrip("/")
-        self.server.asked.append(name)
-        fault = self.server.faults.pop(0) if self.server.faults else None
-        if isinstance(fault, int) or name not in self.server.files:
-            self.send_error(fault or 404)
-            return
-        body = self.server.files[name]
-        if fault == "drop":
-            self.close_connection = True
-            return
-        if fault in SLOW:
-            self.answer_slowly(fault, body)
-            return
-        self.send_response(200)
-        if fault == "truncate":  # the header tells
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()  # without a length the end of the connection is the end of the body
-        if fault == "corrupt":
-            body = body.replace(b"1", b"2")
-        self.wfile.write(body[: len(body) // 2] if fault in ("truncate", "shorten") else body)
-
-    def answer_slowly(self, fault, body):
-        """Give the right answer in the end, so that a fetcher that waits for it does not fail."""
-        header = b"HTTP/1.0 200 OK\r\nServer: slow\r\n\r\n"
-        whole = header + (bytes(40 * 2**20) if fault == "endless" else body)
-        start, step, pause = SLOW[fault]
-        start = len(header) if start is None else start
-        with suppress(OSError):  # the other side has gone
-            self.wfile.write(whole[:start])
-            for i in range(start, len(whole), step):
-                self.server.over.wait(pause)
-                self.wfile.write(whole[i : i + step])
-
+class Handler(SimpleHTTPRequestHandler):
     def log_message(self, *args):
-        pass
+        self.server.asked.append(self.path)
 
 
 @pytest.fixture
-def server(monkeypatch):
+def server(tmp_path, monkeypatch):
+    """Serves the files of `folder`, and lists what it was asked for."""
     monkeypatch.setenv("no_proxy", "*")
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as server:
+        server.folder, server.asked, server.url = folder, [], f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         yield server
-        server.over.set()
         server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
 def home(tmp_path):
+    (tmp_path / "home").mkdir()
     return tmp_path / "home"
 
 
 # The original files
 
 
-@pytest.fixture(params=ORIGINALS)
-def served(request, server, monkeypatch):
-    """A data set whose archive is served in the way of the UCI repository."""
-    name = request.param
-    path, recipe = original(name), recipe_of(request.param)
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_every_original_is_fetched_from_a_server(name, server, home, monkeypatch):
+    """In the archive that the UCI repository has, the file in a folder or packed by ``compress``."""
+    path, shape = original(name), ORIGINALS[name][1]
     content = path.read_bytes()
-    if name == "boston":
-        server.files["housing.data"] = content
-        urls = (server.url("housing.data"),)
-    else:
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("Readme.txt", "1 2 3")
-            if name == "waveform":
-                archive.writestr("waveform.data.Z", compress(content))
-            else:
-                archive.writestr(f"folder/{path.name}", content)
-        server.files["the+archive.zip"] = packed.getvalue()
-        urls = (server.url("the+archive.zip"),)
-    set_recipe(monkeypatch, name, replace(recipe, urls=urls))
-    return name
-
-
-def test_every_original_is_fetched_from_a_server(served, server, home):
-    fetch, (_, shape) = FETCHERS[served], ORIGINALS[served]
-    bunch = fetch(data_home=home)
-    X, y = fetch(data_home=home, return_X_y=True, download_if_missing=False)
+    packed = {"waveform.data.Z": compress(content)} if name == "waveform" else {f"folder/{path.name}": content}
+    (server.folder / "the+archive.zip").write_bytes(archive(**{"Readme.txt": "1 2 3"}, **packed))
+    set_recipe(monkeypatch, name, replace(recipe_of(name), urls=(f"{server.url}/the+archive.zip",)))
+    bunch = FETCHERS[name](data_home=home)
+    X, y = FETCHERS[name](data_home=home, return_X_y=True, download_if_missing=False)
     assert len(server.asked) == 1
     assert bunch.data.shape == X.shape == shape == (len(y), len(bunch.feature_names))
     assert bunch.data.dtype == np.float64
     np.testing.assert_array_equal(bunch.data, X)
     np.testing.assert_array_equal(bunch.target, y)
-    assert os.listdir(home) == [Path(bunch.data_filename).name]
-    assert bunch.frame is None
+    assert bunch.data_filename == str(home / "the+archive.zip")
+    assert Path(bunch.data_filename).stat().st_mode & 0o777 == 0o644
 
 
 def test_the_target_is_the_column_that_the_source_names(home):
@@ -246,46 +180,112 @@ TEXT = "a,b,c,y\n" + "\n".join(",".join(map(str, row)) for row in TABLE)
 
 @pytest.fixture
 def small(server, monkeypatch):
-    """A recipe of 20 rows with one address, under the name of Boston's."""
-    server.files["small.csv"] = TEXT.encode()
+    """A recipe of 20 rows with two addresses, of which the first is not there, under the name of Boston's."""
+    (server.folder / "small.csv").write_text(TEXT)
     recipe = Recipe(
         name="boston",
-        urls=(server.url("small.csv"),),
-        files=("table.csv",),
+        urls=(f"{server.url}/gone.zip", f"{server.url}/small.csv"),
+        files=("table.csv", "table.xls"),
         sha256=hashlib.sha256(TABLE.astype("<f8").tobytes()).hexdigest(),
         n_samples=20,
         feature_names=("a", "b", "c"),
         target="y",
     )
     set_recipe(monkeypatch, "boston", recipe)
-    return recipe
 
 
 def fetch_small(home, **options):
-    X, y = fetch_boston(data_home=home, return_X_y=True, **({"delay": 0} | options))
+    X, y = fetch_boston(data_home=home, return_X_y=True, **({"n_retries": 0, "delay": 0} | options))
     np.testing.assert_array_equal(np.column_stack([X, y]), TABLE)
-    return X
+
+
+def test_the_second_address_helps_and_the_default_folder_is_scikit_learns(small, home, monkeypatch):
+    monkeypatch.setenv("SCIKIT_LEARN_DATA", str(home))
+    fetch_small(None)
+    assert os.listdir(home) == ["small.csv"]
+
+
+def test_an_address_is_tried_again(small, server, home):
+    with pytest.warns(UserWarning, match="Retry downloading"):
+        fetch_small(home, n_retries=2)
+    assert server.asked.count("/gone.zip") > 2
+
+
+@pytest.mark.parametrize("served", [None, TEXT.replace("1", "2"), TEXT[:-9], "<html>"])
+def test_a_download_that_fails_says_which_file_to_put_where(served, small, server, home):
+    (server.folder / "small.csv").unlink()
+    if served is not None:
+        (server.folder / "small.csv").write_text(served)
+    with pytest.raises(OSError, match="could not be downloaded") as caught:
+        fetch_small(home)
+    for part in (f"{server.url}/gone.zip: ", "'table.csv'", "'small.csv'", repr(str(home)), "`data_home`"):
+        assert part in str(caught.value)
+    assert os.listdir(home) == []
+
+
+def test_without_permission_nothing_is_downloaded(small, server, home):
+    with pytest.raises(OSError, match=r"`download_if_missing` is False. Put 'table.csv' or .* as `data_home`"):
+        fetch_small(home, download_if_missing=False)
+    assert not server.asked
+
+
+#: The table in every layout of text, packed, and in a folder of an archive among other files.
+LAYOUTS = {
+    "table.csv": TEXT.encode(),
+    "small.csv": ("\ufeff" + TEXT.replace("\n", "\r\n").replace(",", ";") + "\r\n").encode(),
+    "gone.zip": archive(**{"a/Readme.txt": "1 2", "a/table.csv": TEXT.replace(",", "  ").replace("\n", "\n\n")}),
+    "table.csv.Z": compress(b"Of 1978,\n\nthen 1 2 3:\n" + "\n ".join(map(str, TABLE.ravel())).encode()),
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def by_hand(request, small, home, monkeypatch):
+    recipe = recipe_of("boston")
+    set_recipe(monkeypatch, "boston", replace(recipe, files=(*recipe.files, "table.csv.Z")))
+    path = home / request.param
+    path.write_bytes(LAYOUTS[request.param])
+    return path
+
+
+def test_a_file_put_there_by_hand_is_enough(by_hand, server, home):
+    fetch_small(home)
+    assert not server.asked
+
+
+def test_no_more_than_the_limit_is_read(by_hand, home, monkeypatch):
+    monkeypatch.setattr(_base, "MAX_BYTES", len(TEXT) // 2)
+    with pytest.raises(ValueError, match="it has more than"):
+        fetch_small(home)
+
+
+@pytest.mark.parametrize("name", ["table.csv", "gone.zip", "table.xls"])
+@pytest.mark.parametrize("content", [b"", TEXT[:-9].encode(), archive(other=b"1")])
+def test_a_wrong_file_put_there_by_hand_is_named_and_kept(name, content, small, home):
+    (home / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name}' does not hold the boston data: .*\. Remove it"):
+        fetch_small(home)
+    assert (home / name).exists()
+
+
+@pytest.mark.parametrize("case", ["a file", "below a file", "a link to nowhere", "a long name"])
+def test_a_folder_that_cannot_be_used_is_told_by_name(case, small, tmp_path):
+    folder = tmp_path / ("x" * 300 if "long" in case else "x")
+    folder.symlink_to(tmp_path / "nowhere") if "link" in case else "long" in case or folder.write_text("")
+    with pytest.raises(ValueError, match=r"`data_home` is .*which cannot be used: "):
+        fetch_small(folder / "y" if "below" in case else folder)
 
 
 def test_a_bunch_has_what_scikit_learns_have(small, home):
-    bunch = fetch_boston(data_home=home)
+    bunch = fetch_boston(data_home=home, n_retries=0)
     assert set(bunch) == {"data", "target", "frame", "feature_names", "target_names", "DESCR", "data_filename"}
     assert bunch.feature_names == ["a", "b", "c"]
     assert bunch.target_names == ["y"]
-    assert Path(bunch.data_filename) == home / "skksivi_boston.npz"
-    bunch.data[0, 0] = np.nan  # the caller's own
-    fetch_small(home)
-
-
-def test_the_default_folder_is_scikit_learns(small, home, monkeypatch):
-    monkeypatch.setenv("SCIKIT_LEARN_DATA", str(home))
-    fetch_small(None)
-    assert os.listdir(home) == ["skksivi_boston.npz"]
+    assert bunch.frame is None
 
 
 def test_frames(small, home):
     pd = pytest.importorskip("pandas")
-    bunch = fetch_boston(data_home=home, as_frame=True)
+    bunch = fetch_boston(data_home=home, n_retries=0, as_frame=True)
     X, y = fetch_boston(data_home=home, as_frame=True, return_X_y=True)
     pd.testing.assert_frame_equal(bunch.frame, pd.DataFrame(TABLE, columns=["a", "b", "c", "y"]))
     pd.testing.assert_frame_equal(bunch.data, X)
@@ -293,302 +293,20 @@ def test_frames(small, home):
     assert y.name == "y"
 
 
-def test_without_pandas_a_frame_is_refused_before_anything_is_downloaded(small, server, home, monkeypatch):
+def test_a_library_that_is_missing_is_named_with_the_remedy(small, server, home, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"`as_frame=True` needs pandas: .*pip install"):
         fetch_boston(data_home=home, as_frame=True)
     assert not server.asked
-
-
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        (404, "HTTP Error 404"),
-        (503, "HTTP Error 503"),
-        ("drop", "closed connection"),
-        ("truncate", "it ended"),
-        ("shorten", "numbers, expected a table of shape"),
-        ("corrupt", "sha256"),
-    ],
-)
-def test_a_failed_download_is_named_and_tried_again(fault, reason, small, server, home):
-    server.faults[:] = [fault, fault]
-    with pytest.warns(UserWarning, match=reason) as warned:
-        fetch_small(home, n_retries=2)
-    assert len(warned) == 2
-    assert all(small.urls[0] in str(warning.message) for warning in warned)
-    assert all(warning.filename == __file__ for warning in warned)
-    assert server.asked == ["small.csv"] * 3
-    assert os.listdir(home) == ["skksivi_boston.npz"]
-
-
-@pytest.mark.parametrize("fault", [404, "corrupt"])
-def test_when_the_retries_are_used_up_the_error_says_which_file_to_put_where(fault, small, server, home):
-    server.faults[:] = [fault] * 9
-    with pytest.raises(OSError, match="could not be") as caught:
-        fetch_small(home, n_retries=1)
-    for part in (small.urls[0], "'table.csv'", "'small.csv'", repr(str(home)), "`data_home`"):
-        assert part in str(caught.value)
-    assert caught.value.__cause__ is caught.value.__context__ is None
-    assert len(server.asked) == 2
-    assert os.listdir(home) == []
-
-
-#: Bounds of a test, and what is said of a server that goes beyond.
-SHORT = Limits(max_bytes=2**21, stall=0.3, total=0.6)
-BEYOND = {
-    "stalls": "timed out",
-    "stalls within": "timed out",
-    "drips headers": "not complete after 0.6 seconds",
-    "drips": "not complete after 0.6 seconds",
-    "endless": "more than 2,097,152 bytes",
-}
-
-
-@pytest.mark.parametrize("fault", SLOW)
-def test_a_server_that_comes_to_no_end_is_left(fault, small, server, home, monkeypatch):
-    """It would give the right answer, if late: only a fetcher that waits for it succeeds."""
-    monkeypatch.setattr(_base, "LIMITS", SHORT)
-    server.faults[:] = [fault]
-    with pytest.raises(OSError, match=f"could not be downloaded: .*{BEYOND[fault]}"):
-        fetch_small(home, n_retries=0)
-    server.faults[:] = [fault]
-    with pytest.warns(UserWarning, match=BEYOND[fault]):
-        fetch_small(home, n_retries=1)
-
-
-def packed(content, method=zipfile.ZIP_DEFLATED):
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", method) as file:
-        file.writestr("table.csv", content)
-    return archive.getvalue()
-
-
-#: The table within more than is read: the end of a name, the content, and what is said of it.
-BOMBS = {
-    "archive": (".zip", lambda: packed(LONG), "more than 33,554,432 bytes"),
-    "archive that claims less": (
-        ".zip",
-        lambda: packed(LONG).replace(len(LONG).to_bytes(4, "little"), (100).to_bytes(4, "little")),
-        "CRC",
-    ),
-    "archive by bzip2": (".zip", lambda: packed(TEXT, zipfile.ZIP_BZIP2), "another method than deflate"),
-    "archive by lzma": (".zip", lambda: packed(TEXT, zipfile.ZIP_LZMA), "another method than deflate"),
-    "text": (".csv", lambda: LONG, "more than 33,554,432 bytes"),
-}
-LONG = b"\n" * MAX_BYTES + TEXT.encode()
-
-
-@pytest.mark.parametrize("where", ["download", "by hand"])
-@pytest.mark.parametrize("case", BOMBS)
-def test_what_unpacks_without_bound_is_refused(case, where, small, server, home, monkeypatch):
-    suffix, make, message = BOMBS[case]
-    name, content = f"bomb{suffix}", make()
-    set_recipe(monkeypatch, "boston", replace(small, urls=(server.url(name),)))
-    home.mkdir()
-    (home / name).write_bytes(content) if where == "by hand" else server.files.update({name: content})
-    if where == "download":
-        with pytest.raises(OSError, match=f"could not be downloaded: .*{message}"):
-            fetch_small(home, n_retries=0)
-        return
-    with pytest.warns(UserWarning, match=message), pytest.raises(OSError, match="are not in"):
-        fetch_small(home, download_if_missing=False)
-
-
-UNUSABLE = {
-    "a file": lambda home: home.write_text("x"),
-    "below a file": lambda home: (home.parent / "x").write_text("x"),
-    "a cache that is a folder": lambda home: (home / "skksivi_boston.npz").mkdir(parents=True),
-    "a cache that is a device": lambda home: (home.mkdir(), (home / "skksivi_boston.npz").symlink_to("/dev/zero")),
-    "a link to nowhere": lambda home: home.symlink_to(home.parent / "nowhere"),
-    "a long name": lambda home: None,
-    "not ours": lambda home: home.mkdir(mode=0),
-    "a file of another": lambda home: (home.mkdir(), (home / "table.csv").touch(mode=0)),
-}
-
-
-@pytest.mark.parametrize("case", UNUSABLE)
-def test_a_folder_that_cannot_be_used_is_told_by_name(case, small, server, home, monkeypatch):
-    UNUSABLE[case](home)
-    folder = {"below a file": home.parent / "x" / "y", "a long name": home / ("x" * 300)}.get(case, home)
-    if "ours" in case or "another" in case:  # the superuser may read them
-        monkeypatch.setattr(Path, "exists", failing)
-        monkeypatch.setattr("builtins.open", failing)
-    with pytest.raises(ValueError, match=r"`data_home` is .*which cannot be used: .* Name a folder that can be"):
-        fetch_small(folder)
-    assert not server.asked
-
-
-def failing(*args, **options):
-    raise PermissionError(13, "Permission denied")
-
-
-def test_offline_is_an_oserror(small, home, monkeypatch):
-    with Server() as closed:
-        url = closed.url("small.csv")
-    set_recipe(monkeypatch, "boston", replace(small, urls=(url,)))
-    with pytest.raises(OSError, match=r"refused.* put 'table.csv' or 'small.csv'"):
-        fetch_small(home, n_retries=0)
-
-
-def test_the_second_address_helps_at_once(small, server, home, monkeypatch):
-    set_recipe(monkeypatch, "boston", replace(small, urls=(server.url("gone.zip"), server.url("small.csv"))))
-    with pytest.warns(UserWarning, match="gone.zip"):
-        fetch_small(home, n_retries=0)
-
-
-def test_the_wait_is_between_rounds(small, server, home, monkeypatch):
-    waits = []
-    monkeypatch.setattr("time.sleep", waits.append)
-    server.faults[:] = [404] * 3
-    with pytest.warns(UserWarning, match="404"):
-        fetch_small(home, n_retries=3, delay=2.5)
-    assert waits == [2.5] * 3
-
-
-def test_without_permission_nothing_is_downloaded(small, server, home):
-    with pytest.raises(OSError, match=r"`download_if_missing` is False. Put 'table.csv' or 'small.csv' there"):
-        fetch_small(home, download_if_missing=False)
-    assert not server.asked
-
-
-@pytest.mark.parametrize("name", ["table.csv", "small.csv"])
-def test_a_file_put_there_by_hand_is_enough(name, small, server, home):
-    home.mkdir()
-    (home / name).write_text(TEXT)
-    fetch_small(home, download_if_missing=False)
-    (home / name).unlink()
-    fetch_small(home, download_if_missing=False)  # from the cache
-    assert not server.asked
-
-
-def test_a_wrong_file_put_there_by_hand_is_named_and_kept(small, server, home):
-    home.mkdir()
-    (home / "table.csv").write_text(TEXT[:-9])
-    with pytest.warns(UserWarning, match=r"table.csv' does not hold the boston data"):
+    monkeypatch.setitem(sys.modules, "python_calamine", None)
+    (home / "table.xls").touch()
+    with pytest.raises(ImportError, match=r"needs python-calamine: .*pip install"):
         fetch_small(home)
-    assert server.asked
-    assert (home / "table.csv").exists()
-    (home / "skksivi_boston.npz").unlink()
-    with pytest.warns(UserWarning, match=r"table.csv"), pytest.raises(OSError, match="download_if_missing"):
-        fetch_small(home, download_if_missing=False)
-
-
-def other_archive(**arrays):
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: b"",
-        lambda content: content[: len(content) // 2],
-        lambda _: other_archive(table=TABLE[::-1]),
-        lambda _: other_archive(other=TABLE),
-        lambda _: other_archive(table=np.array([print], dtype=object)),  # a pickle, which is not loaded
-    ],
-)
-def test_a_damaged_cache_is_named_and_made_again(damage, small, server, home):
-    fetch_small(home)
-    cache = home / "skksivi_boston.npz"
-    whole = cache.read_bytes()
-    cache.write_bytes(damage(whole))
-    with pytest.warns(UserWarning, match=r"skksivi_boston.npz' is damaged and rebuilt") as warned:
+    monkeypatch.setenv("PATH", "")
+    set_recipe(monkeypatch, "boston", replace(recipe_of("boston"), files=("table.csv.Z",)))
+    (home / "table.csv.Z").touch()
+    with pytest.raises(ImportError, match="needs the program gzip"):
         fetch_small(home)
-    assert warned[0].filename == __file__
-    assert len(server.asked) == 2
-    fetch_small(home)
-    assert len(server.asked) == 2
-
-
-def test_a_damaged_cache_is_removed_even_when_the_download_fails(small, server, home):
-    home.mkdir()
-    (home / "skksivi_boston.npz").write_bytes(b"PK")
-    server.faults[:] = [404]
-    with pytest.warns(UserWarning, match="damaged"), pytest.raises(OSError, match="could not be downloaded"):
-        fetch_small(home, n_retries=0)
-    assert os.listdir(home) == []
-
-
-def test_no_flipped_bit_of_a_cache_passes(small, server, home):
-    """Either the numbers are the right ones still, or the cache is found damaged and rebuilt."""
-    fetch_small(home)
-    cache = home / "skksivi_boston.npz"
-    whole = cache.read_bytes()
-    found = 0
-    for place in range(0, len(whole), 29):
-        flipped = bytearray(whole)
-        flipped[place] ^= 1 << place % 8
-        cache.write_bytes(flipped)
-        asked = len(server.asked)
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            fetch_small(home)
-        assert len(warned) == len(server.asked) - asked
-        found += len(warned)
-    assert found > len(whole) // 58
-
-
-@pytest.fixture(params=["no permission", "full"])
-def read_only(request, home, monkeypatch):
-    """Make the folder one that cannot be written; for the superuser, who may write anywhere, writing fails."""
-    home.mkdir()
-
-    def lock():
-        home.chmod(0o500)
-        if os.access(home, os.W_OK) or request.param == "full":
-            home.chmod(0o700)
-            monkeypatch.setattr(os, "fsync", fail)
-
-    def fail(descriptor):
-        raise OSError(28, "No space left on device") if request.param == "full" else PermissionError(13, "not yours")
-
-    yield lock
-    home.chmod(0o700)
-
-
-def test_what_cannot_be_cached_is_returned_with_a_warning(small, home, read_only):
-    read_only()
-    with pytest.warns(UserWarning, match=r"skksivi_boston.npz' could not be written"):
-        bunch = fetch_boston(data_home=home)
-    np.testing.assert_array_equal(bunch.data, TABLE[:, :3])
-    assert bunch.data_filename is None
-    assert os.listdir(home) == []
-
-
-def test_a_read_only_folder_serves_its_cache_and_its_originals(small, server, home, read_only):
-    (home / "table.csv").write_text(TEXT)
-    fetch_small(home, download_if_missing=False)
-    read_only()
-    fetch_small(home, download_if_missing=False)
-    assert not server.asked
-
-
-def test_a_cache_is_readable_by_others(small, home):
-    umask = os.umask(0o022)
-    try:
-        fetch_small(home)
-    finally:
-        os.umask(umask)
-    assert (home / "skksivi_boston.npz").stat().st_mode & 0o777 == 0o644
-
-
-def test_many_may_fetch_at_the_same_time(small, server, home):
-    """Each gets the table; afterwards one whole cache is there, and nothing else."""
-    barrier = threading.Barrier(8)
-
-    def fetch(_):
-        barrier.wait()
-        return [fetch_small(home) for _ in range(5)]
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(fetch, range(8)))
-    assert os.listdir(home) == ["skksivi_boston.npz"]
-    asked = len(server.asked)
-    fetch_small(home)
-    assert len(server.asked) == asked
 
 
 # The list of recipes

@@ -1,6 +1,6 @@
 """Whether the tests notice a wrong formula: one operator or number changed at a time, and the tests run on it.
 
-python benchmarks/mutants.py [--modules NAME ...] [--sample N | --all] [--seed 0] [--jobs 1] [--out FILE.json]
+python .ci/mutants.py [--modules NAME ...] [--sample N | --all] [--seed 0] [--jobs 1] [--out FILE.json]
                              [--resume]
 
 A mutant is a module of the mathematics with one change: an arithmetic, bitwise, logical or comparison operator put in

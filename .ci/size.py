@@ -1,0 +1,72 @@
+"""The size of the project: `python .ci/size.py` prints it by folder, and fails above the limits of pyproject.toml.
+A line of code is not blank, no comment and in no docstring. A file of tests counts for the part of the package that
+it names most, a public name and a constructor's parameters where they are defined. Lowering a limit is free.
+"""
+
+import ast
+import importlib
+import inspect
+import io
+import pkgutil
+import re
+import sys
+import tokenize
+import tomllib
+from collections import Counter, defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LIMITS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["skksivi"]["size"]
+EMPTY = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def code_lines(path):
+    """Count the lines of a file that hold code."""
+    text = path.read_text("utf-8")
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    code = {line for token in tokens if token.type not in EMPTY for line in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            code -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return len(code)
+
+
+def measured():
+    """Return the sizes of each folder of the package, of the other folders, and of core and satellites together."""
+    sizes = defaultdict(Counter)
+    for path in (ROOT / "skksivi").rglob("*.py"):
+        sizes[path.relative_to(ROOT / "skksivi").parts[0].removesuffix(".py")]["code"] += code_lines(path)
+    for path in (ROOT / "tests").rglob("*.py"):
+        named = Counter(name for name in re.findall(r"skksivi\.(\w+)", path.read_text("utf-8")) if name in sizes)
+        sizes[named.most_common(1)[0][0] if named else "__init__"]["tests"] += code_lines(path)
+    modules = [name for _, name, _ in pkgutil.walk_packages([str(ROOT / "skksivi")], "skksivi.") if "._" not in name]
+    listed = {
+        thing
+        for module in map(importlib.import_module, ["skksivi", *modules])
+        for thing in (getattr(module, name) for name in getattr(module, "__all__", ()))
+        if str(getattr(thing, "__module__", "")).startswith("skksivi.")
+    }
+    for thing in listed:
+        sizes[thing.__module__.split(".")[1]] += Counter(
+            names=1, parameters=len(inspect.signature(thing).parameters) if inspect.isclass(thing) else 0
+        )
+    for name, row in sorted(sizes.items()):
+        sizes["satellites" if name in LIMITS["of_satellites"] else "core"] += row
+    for name in ("skksivi", "tests", "benchmarks"):
+        sizes[name]["code"] = sum(map(code_lines, (ROOT / name).rglob("*.py")))
+    return sizes
+
+
+if __name__ == "__main__":
+    sizes, columns = measured(), ("code", "tests", "names", "parameters")
+    for name, row in [("", dict(zip(columns, columns, strict=True))), *sizes.items()]:
+        print(f"{name:16}" + "".join(f"{row[column]:>12}" for column in columns))
+    grown = [
+        f"{name} has {sizes[name][column]} {column}, {sizes[name][column] - most} more than pyproject.toml allows."
+        for name, limits in LIMITS.items()
+        if name in sizes
+        for column, most in limits.items()
+        if sizes[name][column] > most
+    ]
+    print(*grown or ["Nothing grew."], sep="\n")
+    sys.exit(bool(grown))

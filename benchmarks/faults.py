@@ -26,12 +26,12 @@ OPTIONS = [
 #: Tests of each class, as file: names.
 CLASSES = {
     "the checkpoint of another fit is resumed": {
-        "test_checkpoint": "a_checkpoint_is_of_one_fit what_returns_the_same_resumes "
+        "test_checkpoint": "a_checkpoint_is_of_one_score a_checkpoint_is_of_one_setting "
+        "what_returns_the_same_resumes "
         "the_score_counts_where_the_fit_is what_cannot_be_identified_is_refused",
     },
     "candidates of a search share a checkpoint": {
-        "test_checkpoint": "a_search_below_a_folder_is_one_without_checkpoints "
-        "fits_below_a_folder_resume_each_with_its_own",
+        "test_checkpoint": "a_search_below_a_folder_is_one_without_checkpoints",
     },
     "a score is written into memory that is used again": {
         "test_awkward_scores": "a_result_outlives_the_next_call a_score_is_no_view_of_its_points "
@@ -99,15 +99,14 @@ CLASSES = {
         "test_ksivi": "a_width_that_is_off_is_told_with_a_remedy_that_helps draws_far_too_wide_or_narrow_are_told",
     },
     "a checkpoint cannot be written or read": {
-        "test_checkpoint": "a_disk_that_breaks_during_a_fit_costs_no_fit a_file_that_cannot_be_removed_is_told "
-        "a_checkpoint_that_cannot_be_written_is_told_before_the_fit an_interrupted_fit_resumes_bit_for_bit "
-        "a_folder_that_vanishes_costs_no_fit_and_errors_say_so damage_at_any_place_is_told "
+        "test_checkpoint": "a_disk_that_breaks_during_a_fit_costs_no_fit an_interrupted_fit_resumes_bit_for_bit "
+        "a_checkpoint_that_cannot_be_written_is_told_before_the_fit "
         "a_checkpoint_that_cannot_be_read_is_not_called_damaged other_files_are_refused_and_nothing_in_them_is_run",
         "test_faults": "an_error_at_any_call_leaves_the_earlier_fit_or_a_whole_one",
     },
     "a file was crafted": {
-        "test_persistence": "a_crafted_file_is_refused_by_name_or_can_be_drawn_from damage_at_any_place_is_found "
-        "noise_is_refused a_state_that_lies_is_refused no_size_is_larger_than_the_file "
+        "test_persistence": "a_crafted_file_is_refused_by_name_or_opened damage_at_any_place_is_found "
+        "a_state_that_lies_is_refused no_size_is_larger_than_the_file "
         "other_files_are_refused_and_nothing_in_them_is_run",
         "datasets/test_fetchers": "what_unpacks_without_bound_is_refused a_server_that_comes_to_no_end_is_left "
         "a_folder_that_cannot_be_used_is_told_by_name",

@@ -173,6 +173,6 @@ class NoisyPoints(MovingPoints):
             linear.weight.copy_(torch.eye(d))
             linear.bias.zero_()
         a = self.log_variance.detach().expand(d).clone()
-        return SemiImplicit.restored(
-            MultilayerPerceptron.restored([linear]), Constant(a), AtomDraws(u.clone()), self.floor
-        )
+        mean, mixing = MultilayerPerceptron.of([linear]), AtomDraws(u.clone())
+        family = SemiImplicit(mean, Constant(a), n_features=d, mixing=mixing, min_scale=self.floor)
+        return family.requires_grad_(False)

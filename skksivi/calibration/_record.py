@@ -5,19 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from skksivi._utils.codec import write
-
-#: Fewest seconds between two writes of the file.
-EVERY = 1.0
-
-#: Accepted difference of numbers of the first replication between computers.
-SAME = 1e-6
 
 
 class Record:
@@ -29,76 +19,49 @@ class Record:
 
     Attributes
     ----------
-    settings : dict
-        Settings of the file, empty while there is none.
+    seed : int or None
+    settings : str or None
+        What tells these replications from others; None while there is no file.
     ranks : dict of int to list of int
-    failures : dict of int to str
-        Failures in the file are left out and tried again.
+        Without replications that failed, which are tried again.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
-        self.path = None if path is None else Path(os.path.realpath(path))
-        self.settings: dict[str, Any] = {}
+        self.path = None if path is None else Path(path)
+        self.seed: int | None = None
+        self.settings: str | None = None
         self.ranks: dict[int, list[int]] = {}
-        self.failures: dict[int, str] = {}
         self.written = 0.0  # time of the last write
         if self.path is not None and self.path.exists():
             try:
-                self._read(json.loads(self.path.read_text("utf-8")))
+                document = json.loads(self.path.read_text("utf-8"))
+                self.seed, self.settings = int(document["seed"]), str(document["settings"])
+                self.ranks = {int(i): [int(rank) for rank in ranks] for i, ranks in document["ranks"].items()}
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise ValueError(
                     f"`path` is {str(path)!r}, which is not a complete calibration file; name another."
                 ) from error
 
-    def _read(self, document: Any) -> None:  # noqa: ANN401
-        settings = document["settings"]
-        k, n_draws, seed = len(settings["names"]), settings["n_draws"], settings["seed"]
-        for i, ranks in document["ranks"].items():
-            if len(ranks) != k or not all(type(rank) is int and 0 <= rank <= n_draws for rank in ranks):
-                raise ValueError(f"{ranks} are not ranks")
-            self.ranks[int(i)] = ranks
-        if type(seed) is not int or seed < 0:
-            raise ValueError(f"{seed} is not a seed")
-        np.asarray(settings["first"], dtype=np.float64)
-        self.settings = settings
-
-    def begin(self, settings: dict[str, object]) -> None:
-        """Set the settings of the coming replications, which must agree with the file's, and write the file."""
-        differ = _differences(self.settings, settings) if self.settings else []
-        if differ:
+    def begin(self, seed: int, settings: str) -> None:
+        """Set what the coming replications are, which must be the file's, and write the file."""
+        if self.settings not in (None, settings):
             raise ValueError(
-                f"`path` is {str(self.path)!r}, which holds replications of other settings: {'; '.join(differ)}. "
-                "Give another `path`, or the settings of the file."
+                f"`path` is {str(self.path)!r}, which holds replications of other settings: seed, estimator, names, "
+                "or parameters, data or target of the first replication differ. Give another `path`, or the settings "
+                "of the file; random_state=None takes its seed."
             )
-        self.settings = settings
+        self.seed, self.settings = seed, settings
         self.write()
 
-    def add(self, i: int, found: list[int] | str) -> None:
-        """Add a replication, and write the file unless it was written just before."""
-        if isinstance(found, str):
-            self.failures[i] = found
-        else:
-            self.ranks[i] = found
-        if time.monotonic() - self.written > EVERY:
+    def add(self, i: int, ranks: list[int]) -> None:
+        """Add a replication, and write the file unless it was written in the last second."""
+        self.ranks[i] = ranks
+        if time.monotonic() - self.written > 1:
             self.write()
 
     def write(self) -> None:
         """Write the file, so that the old or the new one is whole."""
         self.written = time.monotonic()
         if self.path is not None:
-            document = {"settings": self.settings, "ranks": self.ranks, "failures": self.failures}
+            document = {"seed": self.seed, "settings": self.settings, "ranks": self.ranks}
             write(self.path, json.dumps(document).encode())
-
-
-def _differences(there: Mapping[str, object], own: Mapping[str, object]) -> list[str]:
-    """Return texts of the settings in which a file differs."""
-    names = sorted((there.keys() | own.keys()) - {"first", "seed"})
-    texts = [
-        f"{name} is {there.get(name)}, not {own.get(name)}" for name in names if there.get(name) != own.get(name)
-    ]
-    if there.get("seed") != own.get("seed"):
-        texts.append("`random_state` differs; None takes the one of the file")
-    a, b = (np.array(settings.get("first", []), dtype=np.float64) for settings in (there, own))
-    if texts or (a.shape == b.shape and np.allclose(a, b, rtol=SAME, atol=SAME, equal_nan=True)):
-        return texts
-    return ["parameters, data or target of the first replication"]

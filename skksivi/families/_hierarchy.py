@@ -73,25 +73,6 @@ class Hierarchy(nn.Module):
         self.log_variances = nn.ModuleList(Constant(a.clone()) for _ in self.levels)
         self.register_buffer("half_square", initial_scale.square() / 2)
 
-    @classmethod
-    def restored(
-        cls,
-        networks: list[Map],
-        a: list[Constant],
-        levels: list[float],
-        mixing: Mixing,
-        half_square: Tensor,
-        min_scale: float,
-        through: bool,
-    ) -> Hierarchy:
-        """Return an untrained hierarchy; raise ValueError unless the layers fit together."""
-        if len(half_square) != mixing.latent_dim or len(a) != len(levels):
-            raise ValueError("the layers of its hierarchy do not fit")
-        ones = torch.ones_like(half_square)
-        family = cls(networks, mixing=mixing, levels=levels, initial_scale=ones, min_scale=min_scale)
-        family.half_square, family.log_variances, family.through = half_square, nn.ModuleList(a), through
-        return family.requires_grad_(False)
-
     @property
     def a(self) -> list[Constant]:
         """The `log_variances`, by their name in files."""

@@ -79,7 +79,7 @@ def test_no_points_have_no_scores():
 def test_a_chunk_that_takes_too_long_is_told():
     free, X = threading.Event(), normal_array(6, 3)
     stuck = by_threads(lambda X: free.wait(20) and -X, timeout=0.3)
-    with pytest.raises(TimeoutError, match=r"did not return within `timeout` = 0.3 s for a chunk of 1 rows. Raise"):
+    with pytest.raises(TimeoutError, match=r"did not return within `timeout` = 0.3 s for a chunk of 1 rows; raise"):
         stuck.score_fn(X)
     free.set()
 

@@ -35,7 +35,6 @@ def correlation_error(X: ArrayLike, Y: ArrayLike, *, summary: str = "rms") -> fl
 
     See Also
     --------
-    skksivi.plotting.CorrelationDisplay : All pairwise correlations.
     noise_floor : The Monte Carlo noise of a metric.
 
     Examples

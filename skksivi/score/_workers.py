@@ -88,8 +88,8 @@ class ByWorkers:
             ) from error
         except (TimeoutError, multiprocessing.TimeoutError) as error:
             raise TimeoutError(
-                f"`score_fn` did not return within `timeout` = {self.timeout} s for a chunk of {self.chunk_size} rows."
-                " Raise `timeout`, or see what the function does at these points."
+                f"`score_fn` did not return within `timeout` = {self.timeout} s for a chunk of "
+                f"{self.chunk_size} rows; raise it, or see what the function does at these points."
             ) from error
         except Exception as error:  # of any backend
             raise ConnectionError(

@@ -82,7 +82,7 @@ ESTIMATORS = {
     "Student mixing": ksivi(mixing=mixing.StudentT(df=4.0), whiten="laplace", annealing=Cosine(start=0.5)),
     "mixture": ksivi(mixing=mixing.GaussianMixture([[-1.0, 0.0], [1.0, 0.5]], scales=[1.0, 0.5], weights=[1, 3])),
     "hierarchy": hksivi(whiten=Pilot(budget=1000)),
-    "shared hierarchy": hksivi(shared_network=True, mixing="normal", bridge="cosine", whiten="laplace"),
+    "hierarchy from N(0, I)": hksivi(mixing="normal", bridge="cosine", whiten="laplace"),
     **{type(q).__name__: short(q) for q in APPROXIMATORS},
 }
 N_FEATURES = {"many features": 1002}
@@ -201,7 +201,7 @@ def test_what_is_saved_comes_back_bit_for_bit(fitted, name, tmp_path):
     q = copy.deepcopy(fitted[name])
     X = FRAME if hasattr(q, "feature_names_in_") else DATA
     outputs(q, X)  # a stream under way
-    needs_score = name in ("hierarchy", "shared hierarchy", "HKSIVIApproximator", "HSIVISM")
+    needs_score = name in ("hierarchy", "hierarchy from N(0, I)", "HKSIVIApproximator", "HSIVISM")
     given = {"score_fn": torch.neg} if name == "refined" else {"score_fn": score_fn} if needs_score else {}
     loaded = by_file(q, tmp_path, **given)
     assert_same(loaded.get_params(), q.get_params())

@@ -52,9 +52,6 @@ class HSIVISM(TrainedBaseline):
         The T of the formula.
     bridge : {"linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="linear"
         The :math:`\lambda_t` as a function of t / T, see `skksivi.HKSIVIApproximator`.
-    stop_gradient : bool, default=True
-        Whether each layer is trained on its own term alone; otherwise a layer's term is differentiated through the
-        layers below it as well.
     critic_hidden_layer_sizes : sequence of int, default=(128, 128)
         Widths of the hidden layers of each g_t, the critics.
     critic_learning_rate : float, default=5e-3
@@ -124,7 +121,6 @@ class HSIVISM(TrainedBaseline):
         **CRITIC,
         "n_layers": [Interval(Integral, 1, None, closed="left")],
         "bridge": [StrOptions(set(BRIDGES)), callable, Bridge],
-        "stop_gradient": ["boolean"],
     }
 
     family_: Hierarchy = field(init=False)
@@ -133,7 +129,6 @@ class HSIVISM(TrainedBaseline):
 
     n_layers: int = 5
     bridge: str | Callable[[float], float] | Bridge = "linear"
-    stop_gradient: bool = True
     critic_hidden_layer_sizes: Sequence[int] = (128, 128)
     critic_learning_rate: float = 5e-3
     n_critic_steps: int = 1
@@ -152,7 +147,6 @@ class HSIVISM(TrainedBaseline):
         score = score_fn.on_all_data()
         whitening, pilot = find_whitening(self.whiten, score, generator, init=self.init)
         family = self._build(score, whitening, pilot, generator)
-        family.through = not self.stop_gradient
         objective = self._objective(score_for_training(score, whitening, generator), family, generator)
         seed = generator.initial_seed()
         return self._trained(objective, family, lambda family: Layers(family, whitening, score.double, seed), run)

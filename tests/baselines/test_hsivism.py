@@ -1,4 +1,4 @@
-"""HSIVISM: its gradient by the definition, layer by layer and through them, and targets with known moments."""
+"""HSIVISM: its gradient by the definition, layer by layer, and targets with known moments."""
 
 import numpy as np
 import pytest
@@ -21,18 +21,16 @@ def score_fn(x):
     return 1 - x.pow(3)
 
 
-@pytest.mark.parametrize("stop_gradient", [True, False])
-def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(stop_gradient, monkeypatch):
+def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(monkeypatch):
     again = generator(1)
     made, states = spied_critics(_hsivism, monkeypatch, again)
     n, d, T = 20, 2, 3
-    est = HSIVISM(n_layers=T, stop_gradient=stop_gradient, batch_size=n, hidden_layer_sizes=(5,), initial_scale=0.6)
+    est = HSIVISM(n_layers=T, batch_size=n, hidden_layer_sizes=(5,), initial_scale=0.6)
     score = in_double(score_fn, d)
     whitening, _ = find_whitening(None, score, again)
     family = est._build(score, whitening, None, again)
     for p in family.networks.parameters():
         torch.nn.init.normal_(p, std=0.5, generator=again)
-    family.through = not stop_gradient
     flatten(family)
     objective = est._objective(score, family, again)
     objective.advance(0.0)
@@ -44,7 +42,7 @@ def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(stop_gradient
     again.set_state(states[-1])
     x, total = torch.empty(n, d).double().normal_(generator=again), 0.0
     for t in reversed(range(T)):
-        before = x.detach() if stop_gradient else x
+        before = x.detach()
         level = 1 - t / T
         bridge = lambda x, level=level: level * score_fn(x) - (1 - level) * x  # noqa: E731
         sigma = family.sigma(t)

@@ -20,7 +20,6 @@ from skksivi._utils.arrays import RandomState, make_seed, without_graph
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator, check_fit
-from skksivi.calibration._record import Record
 from skksivi.calibration._replication import (
     CallError,
     Fits,
@@ -31,7 +30,7 @@ from skksivi.calibration._replication import (
     replicate,
     streams,
 )
-from skksivi.calibration._result import Calibration, Failure
+from skksivi.calibration._result import Calibration, Failure, Record
 from skksivi.estimators._fingerprint import FREE, described
 from skksivi.score._score import is_target
 from skksivi.score._target import compared_score

@@ -6,7 +6,7 @@ from linear_family import LinearFamily, exact_gradient, gradients, objective_of,
 from plain_targets import generator, normal
 
 from skksivi.baselines import AISIVI
-from skksivi.baselines._aisivi import ReverseFlow, reverse_score
+from skksivi.baselines._reverse import ReverseFlow, reverse_score
 
 
 def flow(latent_dim=2, n_couplings=3, *, moved=True):

@@ -7,7 +7,7 @@ from linear_family import spied_critics
 from misbehaving import Misbehaving, raising
 from plain_targets import Mixture, generator
 
-from skksivi.baselines import HSIVISM, _hsivism
+from skksivi.baselines import HSIVISM, _critics
 from skksivi.coordinates._whitening import Whitening
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.pilot._pilot import find_whitening
@@ -23,7 +23,7 @@ def score_fn(x):
 
 def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(monkeypatch):
     again = generator(1)
-    made, states = spied_critics(_hsivism, monkeypatch, again)
+    made, states = spied_critics(_critics, monkeypatch, again)
     n, d, T = 20, 2, 3
     est = HSIVISM(n_layers=T, batch_size=n, hidden_layer_sizes=(5,), initial_scale=0.6)
     score = in_double(score_fn, d)

@@ -8,7 +8,7 @@ from linear_family import LinearFamily, gradients, objective_of, target_score, z
 from plain_targets import generator, normal
 
 from skksivi.baselines import KPG
-from skksivi.baselines._kpg import kernel_average
+from skksivi.baselines._semi_implicit import kernel_average
 from skksivi.kernels import Gaussian, Riesz
 from skksivi.score._probe import in_double
 from skksivi.training._loop import Scheduled

@@ -7,7 +7,7 @@ import torch
 from plain_targets import generator, normal
 
 from skksivi.baselines import SIFG
-from skksivi.baselines._sifg import NoisyPoints
+from skksivi.baselines._critics import NoisyPoints
 from skksivi.score._probe import in_double
 
 

@@ -10,7 +10,7 @@ from plain_targets import generator, normal
 from sklearn.base import clone
 
 from skksivi.baselines import SIVI
-from skksivi.baselines._sivi import mixture
+from skksivi.baselines._semi_implicit import mixture
 from skksivi.mixing import NormalDraws
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered

@@ -8,8 +8,8 @@ import torch
 from linear_family import TARGET, LinearFamily, layer, spied_critics, target_score, z_scores
 from plain_targets import generator, normal
 
-from skksivi.baselines import SIVISM, _sivism
-from skksivi.baselines._critic import Critics, fisher_bound
+from skksivi.baselines import SIVISM, _critics
+from skksivi.baselines._critics import Critics, fisher_bound
 from skksivi.families._layer import MultilayerPerceptron
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam
@@ -95,7 +95,7 @@ def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
     family = layer(NormalDraws(2), 3, (7,))
     flatten(family)
     again = generator(1)
-    made, states = spied_critics(_sivism, monkeypatch, again)
+    made, states = spied_critics(_critics, monkeypatch, again)
     psi, c, n = 0.6, torch.tensor(0.3).double(), 50
     est = SIVISM(batch_size=n, n_critic_steps=3, max_iter=2, critic_skip=psi)
     score, temperature = in_double(lambda x: 1 - x.pow(3), 3), Scheduled("annealing", c.item(), c)

@@ -9,7 +9,7 @@ from linear_family import LinearFamily, exact_gradient, gradients, layer, object
 from plain_targets import generator, normal
 
 from skksivi.baselines import UIVI
-from skksivi.baselines._uivi import HamiltonianChain, ReverseConditional
+from skksivi.baselines._reverse import HamiltonianChain, ReverseConditional
 from skksivi.mixing import NormalDraws
 
 

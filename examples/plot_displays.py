@@ -10,24 +10,12 @@ The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
 
 import matplotlib.pyplot as plt
-import numpy as np
-import torch
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
-from skksivi.baselines import SVGD, Laplace
+from skksivi.baselines import Laplace
 from skksivi.datasets import load_waveform, load_waveform_posterior
-from skksivi.metrics import sliced_wasserstein
-from skksivi.plotting import (
-    CorrelationDisplay,
-    DensityDisplay,
-    ForestDisplay,
-    LayersDisplay,
-    LossDisplay,
-    MarginalsDisplay,
-    PathDisplay,
-    ScoreCallsDisplay,
-)
-from skksivi.targets import Banana, BayesianLogisticRegression, ConditionedDiffusion, EightGaussians
+from skksivi.plotting import DensityDisplay, ForestDisplay, LayersDisplay, LossDisplay, MarginalsDisplay
+from skksivi.targets import Banana, BayesianLogisticRegression, EightGaussians
 
 MAX_ITER = 2000
 # sphinx_gallery_start_ignore
@@ -88,21 +76,6 @@ display.figure_.set_label(
 plt.show()
 
 # %%
-# Correlations
-# ------------
-#
-# `skksivi.plotting.CorrelationDisplay`: all 231 correlations against the exact ones. Points on the diagonal
-# agree; the band is the noise of the draws.
-
-display = CorrelationDisplay.from_draws({"KSIVI": draws["KSIVI"]}, exact)
-# sphinx_gallery_start_ignore
-display.figure_.set_label(
-    "Correlations of the fit against exact ones: points along the diagonal, most in a grey band."
-)
-# sphinx_gallery_end_ignore
-plt.show()
-
-# %%
 # Density
 # -------
 #
@@ -134,22 +107,6 @@ display.figure_.set_label("The loss falls over the iterations and flattens, and 
 plt.show()
 
 # %%
-# Path
-# ----
-#
-# `skksivi.plotting.PathDisplay`: a posterior over a path, its mean and 95% band, the true path and its noisy
-# observations.
-
-diffusion = ConditionedDiffusion(n_features=50)
-path = KSIVIApproximator(random_state=0).fit(diffusion)
-observed = np.arange(5, 51, 5), diffusion.observations
-display = PathDisplay.from_estimator(path, truth=diffusion.path, observed=observed)
-# sphinx_gallery_start_ignore
-display.figure_.set_label("The band of a path over fifty times, with the true path inside it and ten observations.")
-# sphinx_gallery_end_ignore
-plt.show()
-
-# %%
 # Layers
 # ------
 #
@@ -160,27 +117,6 @@ display = LayersDisplay.from_estimator(ring.fit(EightGaussians()), EightGaussian
 # sphinx_gallery_start_ignore
 display.figure_.set_label(
     "Five clouds of draws: one blob in the middle spreads layer by layer to eight modes on a ring."
-)
-# sphinx_gallery_end_ignore
-plt.show()
-
-# %%
-# Error against cost
-# ------------------
-#
-# `skksivi.plotting.ScoreCallsDisplay`: how far fits are from reference draws, and how many evaluations of the score
-# they took. Several fits of one name make a curve; here particles with more and more steps.
-
-exact_banana = Banana().sample(2000, torch.Generator().manual_seed(0)).numpy()
-particles = [SVGD(max_iter=n, random_state=0).fit(Banana()) for n in (10, 40, 160, 640)]
-fits = {"KSIVI": banana, "Laplace": Laplace().fit(Banana()), "SVGD": particles}
-display = ScoreCallsDisplay.from_estimators(
-    fits, lambda X: sliced_wasserstein(X, exact_banana, random_state=0), n_samples=2000, ylabel="sliced W2"
-)
-# sphinx_gallery_start_ignore
-display.figure_.set_label(
-    "Distance against score calls: a point for KSIVI, one for Laplace, and a falling curve for SVGD with more and "
-    "more steps."
 )
 if args.output:
     plt.close("all")

@@ -254,15 +254,6 @@ class GaussianMixtureDraws(DensityMixing):
         self.register_buffer("factors", factors.contiguous())
         self.register_buffer("levels", weights.double().cumsum(0)[:-1])
 
-    @classmethod
-    def restored(cls, means: Tensor, factors: Tensor, levels: Tensor) -> GaussianMixtureDraws:
-        """Return the mixture of sums of weights."""
-        if len(levels) != len(means) - 1 or not bool((levels.diff() >= 0).all()):
-            raise ValueError("`levels` are not the sums of as many weights as there are `means`")
-        mixture = cls(means, factors, means.new_ones(len(means)) / len(means))
-        mixture.levels = levels
-        return mixture
-
     @property
     def width(self) -> int:
         return self.means.numel()

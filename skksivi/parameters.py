@@ -393,12 +393,9 @@ class Bridge(ParameterObject):
         The :math:`\lambda_t` as a function of u = t / T in [0, 1), one at zero: 1 - u, (1 - u)^2, half a cosine,
         100^-u, or one for every layer. "auto" is "none" if the base is the pilot, which is already at the target,
         otherwise "linear".
-    weights : array-like of shape (n_layers,) or callable, default=None
-        The :math:`\beta(t)`, the last layer (t = 0) first, or as a function of t / T; None means equal weights. They
-        matter only if layers share a network, or gradients go through them.
-    stop_gradient : bool, default=True
-        Whether each layer is trained on its own discrepancy alone; otherwise a layer's discrepancy is differentiated
-        through the layers below it as well.
+    weights : array-like of shape (n_layers,), default=None
+        The :math:`\beta(t)`, the last layer (t = 0) first; None means equal weights. Each layer has its own network
+        and gradient, so that Adam's steps depend on them only through `max_norm`.
 
     See Also
     --------
@@ -416,14 +413,12 @@ class Bridge(ParameterObject):
 
     _parameter_constraints: ClassVar[Constraints] = {
         "levels": [StrOptions(set(BRIDGES)), callable],
-        "weights": ["array-like", callable, None],
-        "stop_gradient": ["boolean"],
+        "weights": ["array-like", None],
     }
 
     levels: str | Callable[[float], float] = "auto"
     _: KW_ONLY
-    weights: Sequence[float] | Callable[[float], float] | None = None
-    stop_gradient: bool = True
+    weights: Sequence[float] | None = None
 
 
 #: The types of parameters that several estimators have.

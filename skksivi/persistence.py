@@ -12,8 +12,8 @@ import torch
 
 from skksivi import annealing, baselines, kernels, mixing, parameters, terms
 from skksivi._utils import codec
-from skksivi._utils.arrays import DTYPES, make_generator, resolve_device
-from skksivi._utils.codec import MAX_BYTES, Kind, Kinds, by_parameters
+from skksivi._utils.arrays import resolve_device
+from skksivi._utils.codec import MAX_BYTES, Kind, Kinds
 from skksivi.amortized._estimator import AmortizedKSIVI
 from skksivi.amortized._family import Conditional, SkipNetwork
 from skksivi.amortized._features import DeepSets
@@ -28,7 +28,7 @@ from skksivi.judge._verdict import Errors, Grade, Verdict
 from skksivi.pilot._mode_weights import Cells
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.predictors._process import Process
-from skksivi.score._score import ScoreFunction, is_target
+from skksivi.score._score import Score, ScoreFunction, is_target
 from skksivi.score._tally import Stage
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
@@ -51,9 +51,6 @@ PRIVATE = {
     *("_of_sets", "_context_shape", "_reach", "_whitens"),
 }
 
-#: Contexts, and draws for each, by which what a file holds is tried.
-N_TRIED = 8
-
 
 def _is_learned(name: str) -> bool:
     return name in PRIVATE or (name.endswith("_") and not name.startswith("_"))
@@ -75,11 +72,7 @@ def _restored(cls: type[Any], **parts: object) -> Estimator:
     vars(est).update(learned)
     if hasattr(est, "device"):
         est.set_params(device=_usable(est.device))
-    if isinstance(est, KSIVIRegressor | KSIVIClassifier) and hasattr(est, "n_features_in_"):
-        est.check_learned()
-    elif isinstance(est, AmortizedKSIVI) and hasattr(est, "family_"):
-        _check_conditional_draws(est)
-    elif hasattr(est, "sampler_"):
+    if hasattr(est, "sampler_"):
         vars(est).update({**est.sampler_.attributes(), "n_features_in_": est.sampler_.n_features})
         check_draws(est)
     return est
@@ -87,7 +80,7 @@ def _restored(cls: type[Any], **parts: object) -> Estimator:
 
 def kind_of(cls: type) -> Kind:
     """Return how objects of a class are saved: estimators with what they have learned, others by their parameters."""
-    return Kind(cls, _parts, partial(_restored, cls)) if hasattr(cls, "fit") else by_parameters(cls)
+    return Kind(cls, _parts, partial(_restored, cls)) if hasattr(cls, "fit") else codec.kind_of(cls)
 
 
 def _named(*modules: Any) -> dict[str, Kind]:  # noqa: ANN401
@@ -101,6 +94,7 @@ def _named(*modules: Any) -> dict[str, Kind]:  # noqa: ANN401
 #: The classes that a file may name, and those of them that are saved by themselves.
 KINDS: Kinds = {
     **PARTS,
+    "Score": Kind(Score, lambda _: {}, lambda: None),  # which `load` is given
     "Grade": Kind(Grade, lambda grade: {"value": int(grade)}, Grade),
     **_named(annealing, baselines, kernels, mixing, parameters, terms),
     **{
@@ -244,17 +238,3 @@ def _usable(device: str | torch.device) -> str | torch.device:
     except Exception:  # torch imports some kinds of devices, which fails in many ways
         holds_numbers = False
     return device if holds_numbers else "auto"
-
-
-def _check_conditional_draws(est: AmortizedKSIVI) -> None:
-    """Raise ValueError unless draws at some contexts, and their densities, are finite."""
-    generator = make_generator(0, resolve_device(est.device))
-    h = torch.randn(
-        N_TRIED, len(est.family_.h_mean), generator=generator, dtype=torch.float64, device=generator.device
-    )
-    h[0] = 0.0
-    with torch.no_grad():
-        x, _, score, _ = est.family_.draws(h, N_TRIED, generator)
-        numbers = [x.to(DTYPES[est.dtype]), score, est.family_.mixture_log_prob(x[:, 0], h)]
-    if not all(bool(number.isfinite().all()) for number in numbers):
-        raise ValueError("`family_` has draws that are not finite")

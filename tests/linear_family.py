@@ -5,7 +5,7 @@ import math
 import torch
 from plain_targets import generator, normal
 
-from skksivi.baselines._critic import Critics
+from skksivi.baselines._critics import Critics
 from skksivi.families._layer import gaussian_layer
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Scale

@@ -288,51 +288,34 @@ def other(**changes):
     return arguments | changes
 
 
-#: Arguments that give other ranks, and what is said of them.
+#: Arguments that give other ranks.
 OTHERS = {
-    "seed": (other(random_state=1), "`random_state` differs; None takes the one of the file"),
-    "draws": (other(n_draws=19), "n_draws is 9, not 19"),
-    "names": (other(names=["a", "b"]), r"names is \['x0', 'x1'\], not \['a', 'b'\]"),
-    "quantities": (other(quantities=lambda theta, y: 0.0), "names is "),
-    "parameters of the estimator": (other(estimator=Laplace(max_iter=100)), "estimator.max_iter is 200, not 100"),
-    "estimator": (other(make_target=NORMAL.posterior(), estimator=Exact()), "estimator is Laplace, not Exact"),
-    "prior": (other(simulate_prior=lambda rng: rng.normal(size=2)), "of the first replication"),
-    "data": (other(simulate_data=lambda theta, rng: NORMAL.data(theta, rng) + 1), "of the first replication"),
-    "target": (other(make_target=lambda y: lambda x: -x), "of the first replication"),
+    "seed": other(random_state=1),
+    "draws": other(n_draws=19),
+    "names": other(names=["a", "b"]),
+    "parameters of the estimator": other(estimator=Laplace(max_iter=100)),
+    "estimator": other(make_target=NORMAL.posterior(), estimator=Exact()),
+    "prior": other(simulate_prior=lambda rng: rng.normal(size=2)),
+    "data": other(simulate_data=lambda theta, rng: NORMAL.data(theta, rng) + 1),
+    "target": other(make_target=lambda y: lambda x: -x),
 }
 
 
-@pytest.mark.parametrize(("changed", "text"), OTHERS.values(), ids=OTHERS)
-def test_a_file_of_other_settings_is_refused(changed, text, tmp_path):
+@pytest.mark.parametrize("changed", OTHERS.values(), ids=OTHERS)
+def test_a_file_of_other_settings_is_refused(changed, tmp_path):
     path = tmp_path / "ranks.json"
     sbc(**other(), path=path)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=f"holds replications of other settings: .*{text}.* Give another `path`"):
+    with pytest.raises(ValueError, match=r"holds replications of other settings: .* Give another `path`, or"):
         sbc(**changed, path=path)
     assert path.read_bytes() == before
-
-
-def damaged(document, place, value):
-    document = json.loads(json.dumps(document))
-    inner = document
-    for key in place[:-1]:
-        inner = inner[key]
-    inner[place[-1]] = value
-    return json.dumps(document)
 
 
 def test_a_damaged_file_is_refused_and_kept(tmp_path):
     path = tmp_path / "ranks.json"
     sbc(**other(), path=path)
-    document, text = json.loads(path.read_text()), path.read_text()
-    contents = ["", "[]", "null", "{}", "no json", text[: len(text) // 2], "[" * 10**5]
-    contents += [
-        damaged(document, ("ranks", "0"), value) for value in ([1], [1, 10], [1, -1], [1, 1.5], [1, True], 3)
-    ]
-    contents += [damaged(document, ("settings", key), None) for key in ("names", "n_draws", "seed")]
-    contents += [damaged(document, ("settings", "first"), value) for value in ("a", ["a"], [[1], 2])]
-    contents += [damaged(document, ("settings",), 1), damaged(document, ("ranks",), {"a": [1, 1]})]
-    for content in contents:
+    text = path.read_text()
+    for content in ("", "[]", "null", "{}", "no json", text[: len(text) // 2], text.replace("{", "["), "[" * 10**5):
         path.write_text(content)
         with pytest.raises(ValueError, match="not a complete calibration file; name another"):
             sbc(**other(), path=path)

@@ -3,7 +3,6 @@
 import errno
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import time
@@ -13,8 +12,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from changed_fits import BRIDGES, PARAMETERS, SAME, SCORES, TARGETS, changed_score, changed_target, normal_score
-from changed_fits import D as N_FEATURES
 from joblib import parallel_backend
 from misbehaving import Misbehaving, raising
 from sklearn.base import clone
@@ -23,17 +20,24 @@ from sklearn.model_selection import GridSearchCV
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines
 from skksivi._utils import codec
+from skksivi.annealing import Linear
 from skksivi.estimators._checkpoint import Saving
+from skksivi.kernels import Gaussian
 from skksivi.model_selection import Replicates, neg_ksd_scorer
-from skksivi.parameters import Adam, Checkpoint, Pilot
-from skksivi.targets import from_score_fn
-from skksivi.terms import Entropic
+from skksivi.parameters import Adam, Checkpoint, Network, Pilot
+from skksivi.targets import Minibatches, Target, from_rows, from_score_fn
+from skksivi.terms import Entropic, Term
 
 pytestmark = pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
 
+D = 3
 SETTINGS = {"max_iter": 30, "batch_size": 23, "hidden_layer_sizes": (8,), "random_state": 3}
 TINY = KSIVIApproximator(whiten=None, mixing="normal", **SETTINGS | {"max_iter": 20, "random_state": 0})
 TINY_LAYERS = HKSIVIApproximator(n_layers=2, whiten=None, **SETTINGS | {"max_iter": 20, "random_state": 0})
+
+
+def normal_score(x):
+    return -x
 
 
 class StoppedError(Exception):
@@ -52,7 +56,7 @@ def interrupted(q, score_fn, path, **settings):
         return False
 
     with patch.object(Saving, "__call__", stop), pytest.raises(StoppedError):
-        q.fit(score_fn, n_features=N_FEATURES)
+        q.fit(score_fn, n_features=D)
     assert not hasattr(q, "family_")
     return q
 
@@ -68,7 +72,7 @@ def whole():
 
 
 def fitted(q, score_fn=normal_score, **settings):
-    return clone(q).set_params(**settings).fit(score_fn, n_features=N_FEATURES)
+    return clone(q).set_params(**settings).fit(score_fn, n_features=D)
 
 
 def assert_same_fit(q, other):
@@ -83,21 +87,15 @@ def assert_refused(q, message, score_fn=normal_score):
     path = q.checkpoint.path
     before = path.read_bytes()
     with pytest.raises(ValueError, match=message):
-        q.fit(score_fn, n_features=N_FEATURES)
+        q.fit(score_fn, n_features=D)
     assert path.read_bytes() == before
 
 
+COMPARED = {"optimizer": Adam(ema=None), "early_stopping": 0.01, "learning_rate": 1e-4}
 FITS = {
     "pilot": KSIVIApproximator(**SETTINGS, whiten=Pilot(budget=1000), annealing="linear"),
     "none": KSIVIApproximator(**SETTINGS, whiten=None),
-    "compared": KSIVIApproximator(
-        **SETTINGS,
-        mixing="normal",
-        whiten="laplace",
-        optimizer=Adam(ema=None),
-        early_stopping=0.01,
-        learning_rate=1e-4,
-    ),
+    "compared": KSIVIApproximator(**SETTINGS, **COMPARED, mixing="normal", whiten="laplace"),
     "path": KSIVIApproximator(**SETTINGS, whiten="laplace", gradient_estimator="path"),
     "any seed": KSIVIApproximator(**SETTINGS | {"random_state": None}, whiten=None),
     "layers": HKSIVIApproximator(**SETTINGS, whiten=None, n_layers=2),
@@ -109,55 +107,109 @@ FITS = {
 def test_an_interrupted_fit_resumes_bit_for_bit(kind, tmp_path):
     seeds = iter([7, 7, 8])
     with patch("skksivi.base.make_seed", lambda given: next(seeds) if given is None else int(given)):
-        q = FITS[kind]
-        whole = fitted(q)
-        q = interrupted(q, normal_score, tmp_path / "fit.ckpt")
-        assert_same_fit(q.fit(normal_score, n_features=N_FEATURES), whole)
+        whole = fitted(FITS[kind])
+        q = interrupted(FITS[kind], normal_score, tmp_path / "fit.ckpt")
+        assert_same_fit(q.fit(normal_score, n_features=D), whole)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_score_that_raises_leaves_the_last_checkpoint(tmp_path):
+def test_a_score_that_raises_leaves_the_last_checkpoint(whole, tmp_path):
     q = clone(TINY).set_params(checkpoint=tmp_path / "fit.ckpt", checkpoint__every=5)
     with pytest.raises(OSError, match="on fire"):
-        q.fit(Misbehaving(raising(OSError("on fire")), 12, rows=23, score_fn=normal_score), n_features=N_FEATURES)
-    assert_same_fit(q.fit(normal_score, n_features=N_FEATURES), fitted(TINY))
+        q.fit(Misbehaving(raising(OSError("on fire")), 12, rows=23, score_fn=normal_score), n_features=D)
+    assert_same_fit(q.fit(normal_score, n_features=D), whole)
 
 
 # The fingerprint of a fit
 
-CHANGED = {
-    **{f"score: {kind}": (TINY, {}, {}, *changed_score(kind, 0)) for kind in SCORES},
-    **{f"target: {kind}": (TINY, {}, {}, *changed_target(kind, 0)) for kind in TARGETS},
-    **{
-        f"{name} {k}": (TINY, {name: pair[0]}, {name: pair[1]}, normal_score, normal_score)
-        for name, pairs in PARAMETERS.items()
-        for k, pair in enumerate(pairs)
-    },
-    **{
-        f"bridge {k}": (TINY_LAYERS, {"bridge": pair[0]}, {"bridge": pair[1]}, normal_score, normal_score)
-        for k, pair in enumerate(BRIDGES)
-    },
+
+def moved(by):
+    return lambda x: by - x
+
+
+def normal(**methods):
+    """A standard normal target with methods that say something else."""
+    return type("Own", (Target,), {"n_features": D, "score_fn": lambda self, x: -x, **methods})()
+
+
+def with_product(c):
+    return normal(score_vjp=lambda self, x: (-x, lambda v: c * v))
+
+
+def with_height(h):
+    return normal(log_prob=lambda self, x: -x.square().sum(1) / 2 + h * (x.abs().amax(1) > 30))
+
+
+def rows_of(*left_out):
+    data = torch.randn(50, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    data[list(left_out)] = 0.0
+
+    def score_fn(x, rows):
+        return -x + len(data) / len(rows) * (data.to(x)[rows] - x[:, None]).sum(1)
+
+    return from_rows(score_fn, n_rows=len(data), n_features=D)
+
+
+def closure(c):
+    return lambda t: 0.1 + c * t
+
+
+def own_kernel(c):
+    class Own(Gaussian):
+        def profile(self, t):
+            return (-c * t / 2).exp()
+
+        def slope(self, t, k):
+            return -c / 2 * k
+
+    return Own(bandwidth=1.0)
+
+
+def own_term(c):
+    class Own(Term):
+        def gradient(self, draws, w):
+            return -c * w * draws.s / len(draws.x)
+
+    return Own()
+
+
+EYE = torch.eye(D).tolist()
+SCORES = {
+    "moved a little": (moved(0.0), moved(1e-9)),
+    "minibatch size": (Minibatches(rows_of(), 10), Minibatches(rows_of(), 20)),
+    "minibatches or not": (Minibatches(rows_of(), 10), rows_of()),
+    "one observation": (Minibatches(rows_of(), 10), Minibatches(rows_of(0), 10)),
+    "replicate": (rows_of()[1], rows_of()[2]),
+    "product": (with_product(-1.0), with_product(-1.0 - 1e-6)),
+    "density far out": (with_height(0.0), with_height(1e-3)),
 }
+PARAMETERS = [
+    *[("random_state", 0, 1), ("random_state", None, 0), ("max_iter", 20, 21), ("dtype", "float32", "float64")],
+    *[("init", [0.0] * D, [0.0, 0.0, 1e-12]), ("init", np.zeros((600, D)), np.eye(600, D))],
+    *[("whiten", ([0.0] * D, EYE), ([0.0, 0.0, 1e-12], EYE)), ("kernel", own_kernel(1.0), own_kernel(2.0))],
+    *[("kernel", "gaussian", "imq"), ("terms", (Entropic(0.1),), (Entropic(0.2),))],
+    *[("terms", (own_term(1.0),), (own_term(2.0),)), ("annealing", Linear(start=0.2), Linear(start=0.3))],
+    *[("annealing", closure(0.1), closure(0.2)), ("annealing", closure(0.1), lambda t: 0.1 + 0.1 * t + (t == 0.95))],
+    *[("learning_rate", 1e-3, 1.0000000001e-3), ("hidden_layer_sizes", (8,), Network((8,), linear_skip=False))],
+    ("bridge", lambda u: 1 - u, lambda u: 1 - u * u),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CHANGED)
-def test_a_checkpoint_is_of_one_fit(case, tmp_path):
-    q, before, after, score_before, score_after = CHANGED[case]
-    q = interrupted(q, score_before, tmp_path / "fit.ckpt", **before).set_params(**after)
-    assert_refused(q, r"`checkpoint` .*fit\.ckpt.* is of another fit: settings or score differ", score_after)
+@pytest.mark.parametrize("kind", SCORES)
+def test_a_checkpoint_is_of_one_score(kind, tmp_path):
+    before, after = SCORES[kind]
+    q = interrupted(TINY, before, tmp_path / "fit.ckpt")
+    assert_refused(q, r"`checkpoint` .*fit\.ckpt.* is of another fit: settings or score differ", after)
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "after"), [(name, *pair) for name, pairs in SAME.items() for pair in pairs]
-)
-def test_what_returns_the_same_resumes(name, before, after, tmp_path):
-    q = interrupted(TINY, normal_score, tmp_path / "fit.ckpt", **{name: before}).set_params(**{name: after})
-    resumed = q.fit(normal_score, n_features=N_FEATURES)
-    assert not q.checkpoint.path.exists()
-    assert_same_fit(resumed, fitted(TINY, **{name: before}))
+@pytest.mark.parametrize(("name", "before", "after"), PARAMETERS)
+def test_a_checkpoint_is_of_one_setting(name, before, after, tmp_path):
+    q = TINY_LAYERS if name == "bridge" else TINY
+    q = interrupted(q, normal_score, tmp_path / "fit.ckpt", **{name: before}).set_params(**{name: after})
+    assert_refused(q, "is of another fit")
 
 
-@pytest.mark.parametrize("whiten", [([3e3, 0.0, 0.0], torch.eye(N_FEATURES).tolist()), "laplace"])
+@pytest.mark.parametrize("whiten", [([3e3, 0.0, 0.0], EYE), "laplace"])
 def test_the_score_counts_where_the_fit_is(whiten, tmp_path):
     """A narrow bump far out, which the points around the origin do not see, but the fit does."""
     m = torch.tensor([3e3, 0.0, 0.0])
@@ -169,8 +221,22 @@ def test_the_score_counts_where_the_fit_is(whiten, tmp_path):
     assert_refused(q, "is of another fit", bumped(0.1))
 
 
+SAME = [
+    *[("annealing", closure(0.1), lambda t: 0.1 + 0.1 * t), ("terms", (own_term(1.0),), [own_term(1.0)])],
+    *[("kernel", own_kernel(1.0), own_kernel(1.0)), ("init", [0.0] * D, torch.zeros(D).tolist())],
+    *[("hidden_layer_sizes", (8,), [8]), ("whiten", Pilot(budget=20_000), Pilot(budget=20_000))],
+]
+
+
+@pytest.mark.parametrize(("name", "before", "after"), SAME)
+def test_what_returns_the_same_resumes(name, before, after, tmp_path):
+    q = interrupted(TINY, normal_score, tmp_path / "fit.ckpt", **{name: before}).set_params(**{name: after})
+    assert_same_fit(q.fit(normal_score, n_features=D), fitted(TINY, **{name: before}))
+    assert not q.checkpoint.path.exists()
+
+
 class Unidentified(Entropic):
-    """A term with a parameter that no text identifies."""
+    """A term with a parameter that no number identifies."""
 
     def __init__(self, weight=1.0, of=None):
         super().__init__(weight)
@@ -180,7 +246,7 @@ class Unidentified(Entropic):
 COUNTER = iter(range(10**9))
 UNIDENTIFIED = {
     "a function among the parameters": ({"annealing": lambda t: 0.5 + 1e-9 * next(COUNTER)}, normal_score),
-    "mixing": ({"mixing": lambda n, generator: torch.randn(n, N_FEATURES, generator=generator)}, normal_score),
+    "mixing": ({"mixing": lambda n, generator: torch.randn(n, D, generator=generator)}, normal_score),
     "terms": ({"terms": (Unidentified(),)}, normal_score),
     "`score_fn`, or": ({}, lambda x: -x + 1e-9 * torch.randn_like(x)),
     "set warm_start=False": ({"warm_start": True}, normal_score),
@@ -195,30 +261,19 @@ def test_what_cannot_be_identified_is_refused(name, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# Folders
-
-
-def test_fits_below_a_folder_resume_each_with_its_own(tmp_path):
+def test_a_search_below_a_folder_is_one_without_checkpoints(tmp_path):
+    target, grid = from_score_fn(normal_score, D), {"learning_rate": [1e-3, 1e-2]}
+    scores, scorer = [], neg_ksd_scorer(n_samples=50)
     (tmp_path / "fits").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "fits")
-    fits = [interrupted(TINY, normal_score, tmp_path / "link", learning_rate=rate) for rate in (1e-3, 1e-2)]
-    assert len(list((tmp_path / "fits").iterdir())) == 2
-    for q in fits:
-        whole = fitted(q, checkpoint=None)
-        assert_same_fit(q.fit(normal_score, n_features=N_FEATURES), whole)
-    assert list((tmp_path / "fits").iterdir()) == []
-
-
-def test_a_search_below_a_folder_is_one_without_checkpoints(tmp_path):
-    target, grid = from_score_fn(normal_score, N_FEATURES), {"learning_rate": [1e-3, 1e-2]}
-    scores, scorer = [], neg_ksd_scorer(n_samples=50)
-    for checkpoint in (None, Checkpoint(tmp_path, every=5)):
+    interrupted(TINY, normal_score, tmp_path / "link", learning_rate=1e-3)  # of another replicate
+    for checkpoint in (None, Checkpoint(tmp_path / "link", every=5)):
         q = clone(TINY).set_params(checkpoint=checkpoint)
         with parallel_backend("threading"):
             search = GridSearchCV(q, grid, scoring=scorer, cv=Replicates(2), n_jobs=2, refit=False).fit(target)
         scores.append([search.cv_results_[f"split{k}_test_score"] for k in range(2)])
     np.testing.assert_array_equal(*scores)
-    assert list(tmp_path.iterdir()) == []
+    assert len(list((tmp_path / "fits").iterdir())) == 1
 
 
 # Disks and kills
@@ -228,7 +283,6 @@ UNWRITABLE = {
     "below a file": lambda path: (path / "file").write_text("") or path / "file" / "fit.ckpt",
     "long name": lambda path: path / ("x" * 300),
     "null": lambda path: str(path) + "/a\0b",
-    "dev": lambda path: "/dev/full/fit.ckpt",
 }
 
 
@@ -237,14 +291,11 @@ def test_a_checkpoint_that_cannot_be_written_is_told_before_the_fit(kind, tmp_pa
     q = clone(TINY).set_params(checkpoint=UNWRITABLE[kind](tmp_path), whiten="auto")
     score_fn = Misbehaving(raising(AssertionError("too late")), 100)
     with pytest.raises(ValueError, match=r"(?s)`checkpoint` .* cannot be written"):
-        q.fit(score_fn, n_features=N_FEATURES)
-    assert score_fn.n_calls < 100
+        q.fit(score_fn, n_features=D)
 
 
-NO_SPACE = OSError(errno.ENOSPC, "no space left")
 BROKEN = {
-    "full": ("os.fsync", NO_SPACE),
-    "read-only": ("os.replace", PermissionError(13, "denied")),
+    "full": ("os.fsync", OSError(errno.ENOSPC, "no space left")),
     "memory": ("skksivi.estimators._checkpoint.pack", MemoryError()),
 }
 
@@ -265,62 +316,16 @@ def test_a_disk_that_breaks_during_a_fit_costs_no_fit(kind, whole, tmp_path):
         patch.object(Saving, "__call__", saves_once),
         pytest.warns(UserWarning, match="could not be written") as told,
     ):
-        q.fit(normal_score, n_features=N_FEATURES)
+        q.fit(normal_score, n_features=D)
     assert len(told) == 1
     assert_same_fit(q, whole)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_vanishes_costs_no_fit_and_errors_say_so(whole, tmp_path):
-    folder = tmp_path / "fits"
-    score_fn = Misbehaving(
-        lambda s: shutil.rmtree(folder, ignore_errors=True) or s, 5, rows=23, score_fn=normal_score
-    )
-    q = clone(TINY).set_params(checkpoint=folder / "fit.ckpt", checkpoint__every=10)
-    folder.mkdir()
-    with pytest.warns(UserWarning, match="could not be written"):
-        assert_same_fit(q.fit(score_fn, n_features=N_FEATURES), whole)
-    folder.mkdir()
-
-    def vanish_or_raise(s):
-        shutil.rmtree(folder, ignore_errors=True)
-        if score_fn.n_calls > 15:
-            raise StoppedError
-        return s
-
-    score_fn = Misbehaving(vanish_or_raise, 5, rows=23, score_fn=normal_score)
-    with pytest.raises(StoppedError) as caught:
-        q.fit(score_fn, n_features=N_FEATURES)
-    assert "could not be written" in caught.value.__notes__[0]
-
-
-def test_a_file_that_cannot_be_removed_is_told(left_behind, whole):
-    unlink = Path.unlink
-
-    def denied(path, missing_ok=False):
-        if path.name == "fit.ckpt":
-            raise PermissionError(13, "denied")
-        unlink(path, missing_ok)
-
-    with patch.object(Path, "unlink", denied), pytest.warns(UserWarning, match="could not be removed"):
-        assert_same_fit(left_behind.fit(normal_score, n_features=N_FEATURES), whole)
-
-
-@pytest.mark.parametrize("error", [PermissionError(13, "denied"), MemoryError()])
-def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(error, left_behind, whole):
-    before = left_behind.checkpoint.path.read_bytes()
-    with (
-        patch(
-            "skksivi.estimators._checkpoint.unpack" if isinstance(error, MemoryError) else "os.fstat",
-            side_effect=error,
-        ),
-        pytest.raises(type(error)) as caught,
-    ):
-        left_behind.fit(normal_score, n_features=N_FEATURES)
-    [note] = caught.value.__notes__
-    assert "may be whole: keep it" in note
-    assert left_behind.checkpoint.path.read_bytes() == before
-    assert_same_fit(left_behind.fit(normal_score, n_features=N_FEATURES), whole)
+def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(left_behind, whole):
+    with patch("os.fstat", side_effect=PermissionError(13, "denied")), pytest.raises(PermissionError):
+        left_behind.fit(normal_score, n_features=D)
+    assert_same_fit(left_behind.fit(normal_score, n_features=D), whole)
 
 
 SCRIPT = """
@@ -336,10 +341,10 @@ KSIVIApproximator(**{settings}, checkpoint=Checkpoint({path!r}, every=1)).fit(la
 @pytest.mark.slow
 def test_kills_lose_nothing(tmp_path):
     """Each run resumes from the one that was killed before; most of its time goes into writing."""
-    path = tmp_path / "fit.ckpt"
-    parameters = {"batch_size": 20, "max_iter": 100, "whiten": None, "hidden_layer_sizes": (8,), "random_state": 3}
-    whole = KSIVIApproximator(**parameters).fit(lambda x: 1 - x, n_features=3)
-    script = SCRIPT.format(threads=torch.get_num_threads(), settings=parameters, path=str(path))
+    path, q = tmp_path / "fit.ckpt", KSIVIApproximator(whiten=None, **SETTINGS | {"max_iter": 100})
+    whole = clone(q).fit(lambda x: 1 - x, n_features=3)
+    settings = {**SETTINGS, "max_iter": 100, "whiten": None}
+    script = SCRIPT.format(threads=torch.get_num_threads(), settings=settings, path=str(path))
     for n_writes in (4, 8):
         with subprocess.Popen([sys.executable, "-c", script]) as process:
             written = set()
@@ -349,23 +354,12 @@ def test_kills_lose_nothing(tmp_path):
             process.kill()
     n_saved = len(codec.unpack(path.read_bytes(), skksivi.persistence.KINDS, lambda _: "cpu")["state"]["losses"])
     assert 0 < n_saved < 100
-    resumed = KSIVIApproximator(**parameters, checkpoint=Checkpoint(path, every=100)).fit(
-        lambda x: 1 - x, n_features=3
-    )
+    resumed = q.set_params(checkpoint=Checkpoint(path, every=100)).fit(lambda x: 1 - x, n_features=3)
     assert_same_fit(resumed, whole)
     assert not path.exists()
 
 
 # Damaged and other files
-
-
-def test_damage_at_any_place_is_told(left_behind):
-    path, content = left_behind.checkpoint.path, left_behind.checkpoint.path.read_bytes()
-    for i in range(0, len(content), len(content) // 30):
-        path.write_bytes(content[:i] + bytes([content[i] ^ 4]) + content[i + 1 :])
-        assert_refused(
-            left_behind, r"`checkpoint` .*fit\.ckpt.* is damaged, or not a file of this version of skksivi"
-        )
 
 
 class Bomb:
@@ -375,22 +369,21 @@ class Bomb:
 
 OTHERS = {
     "pickle": pickle.dumps(Bomb()),
-    "earlier version": b"skksivi checkpoint 2\n" + bytes(200),
     "another object": codec.pack({"fit": 3}, {}),
-    "no object": codec.pack([1.0], {}),
     "no start": codec.pack({"fit": "", "start": 3, "state": {}}, {}),
 }
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", [*OTHERS, "damaged"])
 def test_other_files_are_refused_and_nothing_in_them_is_run(kind, left_behind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    left_behind.checkpoint.path.write_bytes(OTHERS[kind])
+    content = left_behind.checkpoint.path.read_bytes()
+    left_behind.checkpoint.path.write_bytes(OTHERS.get(kind, content[:-9] + b"something"))
     assert_refused(
         left_behind,
         r"`checkpoint` .*fit\.ckpt.* is damaged, or not a file of this version|not written by a fit; name an",
     )
-    assert not (tmp_path / "bomb").exists()
+    assert not Path("bomb").exists()
 
 
 def test_a_saved_estimator_is_no_checkpoint_and_no_checkpoint_an_estimator(left_behind):

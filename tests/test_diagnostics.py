@@ -23,7 +23,7 @@ from skksivi.baselines import MALA, SVGD, FullRankVI, Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._whitening import Whitening
 from skksivi.diagnostics import Check
-from skksivi.diagnostics._ends import ends_apart, ends_beyond
+from skksivi.diagnostics._checks import ends_apart, ends_beyond
 from skksivi.families._density import LogDensity
 from skksivi.parameters import Pilot
 from skksivi.targets import Banana, EightGaussians, GaussianMixture, StudentT, Target, from_log_prob, from_score_fn

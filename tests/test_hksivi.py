@@ -41,29 +41,24 @@ def cut(drift, sigma):
     return drift * (5 * drift.shape[1] ** 0.5 / length).clamp_max(1)
 
 
-def hierarchy(*, shared=False, levels=(1.0, 0.6, 0.3), d=2):
+def hierarchy(*, levels=(1.0, 0.6, 0.3), d=2):
     noise = generator(0)
-    networks = [
-        MultilayerPerceptron([d + shared, 7, d], noise, torch.float64) for _ in (levels if not shared else [0])
-    ]
+    networks = [MultilayerPerceptron([d, 7, d], noise, torch.float64) for _ in levels]
     sigma = torch.linspace(0.7, 0.5, d, dtype=torch.float64)
     return Hierarchy(networks, mixing=StudentTDraws(d, 3.0), levels=levels, initial_scale=sigma, min_scale=1e-2)
 
 
-def by_the_formulas(family, n, generator, score_fn, *, through):
+def by_the_formulas(family, n, generator, score_fn):
     """Draws and f of every layer, written out from the paper with a graph."""
     x, xs, fs = family.mixing(n, family.half_square, generator), [], []
     for t in reversed(range(family.n_layers)):
-        level, before = family.levels[t], x if through else x.detach()
+        level, before = family.levels[t], x.detach()
 
         def s_t(x, level=level):
             return (1 - level) * family.mixing.score(x) + level * score_fn(x)
 
-        shared = len(family.networks) == 1
-        inputs = torch.cat([before, torch.full((n, 1), level, dtype=x.dtype)], 1) if shared else before
-        network = family.networks[0 if shared else t]
         sigma_ini = (2 * family.half_square).sqrt()
-        mu = before + network(inputs) + cut(family.half_square * s_t(before), sigma_ini)
+        mu = before + family.networks[t](before) + cut(family.half_square * s_t(before), sigma_ini)
         xi = torch.empty_like(mu).normal_(generator=generator)
         x = mu + family.sigma(t) * xi
         xs.insert(0, x)
@@ -71,10 +66,8 @@ def by_the_formulas(family, n, generator, score_fn, *, through):
     return torch.stack(xs), torch.stack(fs)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("through", [False, True])
-def test_draws_and_gradients_are_those_of_the_formulas(shared, through):
-    family = hierarchy(shared=shared)
+def test_draws_and_gradients_are_those_of_the_formulas():
+    family = hierarchy()
 
     def score_fn(x):  # some of whose steps are cut
         return 9 * XShaped().score_fn(x)
@@ -82,11 +75,10 @@ def test_draws_and_gradients_are_those_of_the_formulas(shared, through):
     for p in family.parameters():
         p.grad = torch.zeros_like(p)
     with torch.no_grad():
-        family.through = through
         (x, s_t, c), pullback = family.draw_with_pullback(5, generator(1), as_score(score_fn))
         a, b = torch.randn(2, *x.shape, generator=generator(2), dtype=x.dtype)
         pullback(a.clone(), b.clone(), -b)
-    xs, fs = by_the_formulas(family, 5, generator(1), score_fn, through=through)
+    xs, fs = by_the_formulas(family, 5, generator(1), score_fn)
     torch.testing.assert_close(x, xs)
     torch.testing.assert_close(s_t - c, fs)
     expected = torch.autograd.grad((a * xs).sum() + (b * fs).sum(), list(family.parameters()))
@@ -95,13 +87,11 @@ def test_draws_and_gradients_are_those_of_the_formulas(shared, through):
 
 
 @pytest.mark.parametrize("estimator", ["u-statistic", "vanilla"])
-@pytest.mark.parametrize("through", [False, True])
-def test_a_step_takes_the_gradient_of_the_weighted_discrepancies(through, estimator):
+def test_a_step_takes_the_gradient_of_the_weighted_discrepancies(estimator):
     weights = [1.0, 0.5, 0.2]
     q = clone(QUICK).set_params(
         n_layers=3,
         bridge__weights=weights,
-        bridge__stop_gradient=not through,
         bandwidth="median",
         gradient_estimator=estimator,
     )
@@ -111,7 +101,7 @@ def test_a_step_takes_the_gradient_of_the_weighted_discrepancies(through, estima
     with torch.no_grad():
         value = q._resolved()._objective(score, family, Start(None, family, None, 0, ""), generator(1))()
     estimate, n_batches = GRADIENT_ESTIMATORS[estimator]
-    xs, fs = by_the_formulas(family, n_batches * q.batch_size, generator(1), score, through=through)
+    xs, fs = by_the_formulas(family, n_batches * q.batch_size, generator(1), score)
     expected = sum(beta * estimate(x, f, Gaussian()) for beta, x, f in zip(weights, xs, fs, strict=True))
     torch.testing.assert_close(value, expected.detach())
     for p, g in zip(family.parameters(), torch.autograd.grad(expected, list(family.parameters())), strict=True):
@@ -130,7 +120,7 @@ def test_every_layer_starts_at_the_initial_scale_and_stays_above_its_floor():
 @torch.no_grad()
 def test_a_layer_can_be_drawn_alone():
     family, score_fn = hierarchy(), XShaped().to(dtype=torch.float64).score_fn
-    xs, _ = by_the_formulas(family, 6, generator(1), score_fn, through=False)
+    xs, _ = by_the_formulas(family, 6, generator(1), score_fn)
     for layer in range(3):
         x = family.draw(6, generator(1), score_fn, layer)
         torch.testing.assert_close(x, xs[layer])
@@ -165,10 +155,6 @@ def test_training_starts_at_a_langevin_chain():
         *({"bridge": name} for name in BRIDGES),
         {"bridge": lambda u: 1 - u**2},
         {"bridge__weights": [1.0, 0.1]},
-        {"bridge__weights": lambda u: 1 - u},
-        {"bridge__stop_gradient": False},
-        {"shared_network": True},
-        {"shared_network": True, "bridge__stop_gradient": False},
         {"mixing": "normal"},
         {"mixing": "pilot"},
         {"whiten__weight": 0.5},
@@ -236,7 +222,6 @@ def test_moments_of_a_converged_pilot_hold_the_layers_if_all_are_at_the_target(c
 def test_layers_weigh_alike_unless_told_otherwise():
     assert QUICK._layer_weights(3) == [1, 1, 1]
     assert clone(QUICK).set_params(bridge__weights=[1, 0])._layer_weights(2) == [1, 0]
-    assert clone(QUICK).set_params(bridge__weights=lambda u: 1 - u)._layer_weights(4) == [1, 0.75, 0.5, 0.25]
 
 
 def test_a_warm_start_and_pickles_go_on():

@@ -20,7 +20,7 @@ from skksivi.terms import Entropic, Laplacian, Term
 
 OBJECTS = [
     Adam(betas=(0.5, 0.9), decay=(0.9, 100), warm_up=3, ema=None, max_norm=1.0, nonfinite="skip"),
-    Bridge("cosine", weights=[1.0, 0.5], stop_gradient=False),
+    Bridge("cosine", weights=[1.0, 0.5]),
     Network((5, 7), linear_skip=False),
     Checkpoint("here", every=7),
     Plateau(0.2, patience=30),

@@ -28,7 +28,6 @@ BOTH = [KSIVIApproximator, HKSIVIApproximator]
 SET = {
     "n_layers": 5,
     "bridge": "none",
-    "shared_network": True,
     "kernel": "gaussian",
     "bandwidth": "median",
     "gradient_estimator": "u-statistic",

@@ -20,7 +20,6 @@ from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import MALA, SIVI, SIVISM
 from skksivi.metrics import sliced_wasserstein
 from skksivi.parameters import Adam
-from skksivi.plotting import PathDisplay
 from skksivi.targets import ConditionedDiffusion, Target
 
 MAX_ITER = None  # the recorded fits; a number makes new fits
@@ -109,12 +108,17 @@ fits["KSIVI, defaults"] = defaults.sample(1000, random_state=0), None, None
 figure, axes = plt.subplots(2, 4, figsize=(12, 5.6), height_ratios=[3, 2], layout="constrained")
 for (name, (draws, losses, at)), (top, bottom) in zip(fits.items(), axes.T, strict=True):
     distance = sliced_wasserstein(draws, exact[:1000], random_state=0)
-    observed = (np.arange(5, d + 1, 5), diffusion.observations)
-    PathDisplay.from_draws({name: draws}, reference=exact, truth=diffusion.path, observed=observed, ax=top)
+    times, (low, high) = np.arange(1, d + 1), np.quantile(draws, [0.025, 0.975], axis=0)
+    top.fill_between(times, low, high, color="#0072B2", alpha=0.25, linewidth=0)
+    top.plot(times, draws.mean(0), color="#0072B2", label="mean and 95% band")
+    for k, row in enumerate([exact.mean(0), *np.quantile(exact, [0.025, 0.975], axis=0)]):
+        top.plot(times, row, "--", color="0.25", linewidth=1, label=None if k else "exact draws")
+    top.plot(times, diffusion.path, color="k", linewidth=0.8, alpha=0.6, label="true path")
+    top.plot(times[4::5], diffusion.observations, "ok", markersize=3.5, label="observations")
     top.set_title(f"{name}: sliced W2 {distance:.3f}", fontsize="medium")
     top.set_ylim(-1.7, 0.9)
-    if top is not axes[0, 0]:
-        top.get_legend().remove()
+    if top is axes[0, 0]:
+        top.legend(frameon=False, fontsize="small")
     if losses is None:
         bottom.text(0.5, 0.5, "not trained", ha="center", va="center", color="0.4")
         bottom.set_axis_off()

@@ -6,19 +6,19 @@ A file is one of the safetensors format: a header in json, then numbers. The hea
     The version of what is described here.
 ``state``
     The object as json. Numbers, strings, None and lists stand for themselves. An object of a known class is
-    ``{"is": name, part: value, ...}``. ``{"is": "tensor"}`` and ``{"is": "array"}`` stand for the tensor that is
-    named by the way there, as ``family_.mean.A``; with ``"transposed": true`` it is stored as its transpose, since
-    products of matrices round by their order in memory.
-``sha256``
+    ``{"is": name, part: value, ...}``, of a module all that it holds. ``{"is": "tensor"}``, ``"parameter"``,
+    ``"array"`` and ``"text"`` stand for the tensor that is named by the way there, as ``family_.mean.A``; with
+    ``"transposed": true`` it is stored as its transpose, since products of matrices round by their order in memory.
+``checksum``
     Of the state and the tensors. It detects damage, not who wrote the file.
 
 A file is taken for hostile: it cannot be longer than the caller allows, no size in it is larger than the file, and
-nothing is called but the constructors of the known classes.
+nothing is called but the constructors of the known classes. That a checksum is right does not make a fit of it: what
+does not fit together fails where it is drawn from.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -26,26 +26,22 @@ import shutil
 import textwrap
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import joblib
 import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 #: Of the files that this version writes and reads.
-FORMAT = "3"
+FORMAT = "4"
 
 #: Largest number of bytes of a file, unless the caller says otherwise, and of a header.
 MAX_BYTES, MAX_HEADER = 2**32, 2**20
-
-#: How deep lists and objects may lie in each other. The interpreter's own limit differs from one version to the next.
-MAX_DEPTH = 100
-
-#: The numbers of the state of a Mersenne twister.
-N_TWISTER = 624
 
 T = TypeVar("T")
 
@@ -62,11 +58,28 @@ class Kind(NamedTuple):
 Kinds = Mapping[str, Kind]
 
 
-def by_parameters(cls: type) -> Kind:
-    """Return a class whose objects are made by its `restored`, or else by itself, from attributes of these names."""
-    build = getattr(cls, "restored", cls)
-    names = list(signature(build).parameters)
-    return Kind(cls, lambda value: {name: getattr(value, name) for name in names}, build)
+def kind_of(cls: type) -> Kind:
+    """Return a module by all that it holds, another class by the parameters of its constructor."""
+    if issubclass(cls, nn.Module):
+        return Kind(cls, _parts_of_module, partial(_module, cls))
+    names = list(signature(cls).parameters)
+    return Kind(cls, lambda value: {name: getattr(value, name) for name in names}, cls)
+
+
+def _parts_of_module(value: nn.Module) -> dict[str, object]:
+    own = {name: part for name, part in vars(value).items() if name[0] != "_" and name != "training"}
+    return own | {
+        name: part for of in ("_parameters", "_buffers", "_modules") for name, part in vars(value)[of].items()
+    }
+
+
+def _module(cls: type[nn.Module], **parts: Any) -> nn.Module:  # noqa: ANN401
+    module = cls.__new__(cls)
+    nn.Module.__init__(module)
+    for name, part in parts.items():
+        is_buffer = isinstance(part, Tensor) and not isinstance(part, nn.Parameter)
+        (module.register_buffer if is_buffer else module.__setattr__)(name, part)
+    return module
 
 
 # Classes of other libraries
@@ -81,17 +94,11 @@ def _parts_of_twister(value: np.random.RandomState) -> dict[str, object]:
 
 
 def _random_state(key: np.ndarray, position: int, has_gauss: int, gauss: float) -> np.random.RandomState:
-    if not 0 <= position <= N_TWISTER:  # numpy takes any, and reads memory there
+    if not 0 <= position <= len(key):  # numpy takes any, and reads memory there
         raise ValueError("the position of a random state is out of its range")
     random_state = np.random.RandomState(0)
     random_state.set_state(("MT19937", key.astype(np.uint32), position, has_gauss, gauss))
     return random_state
-
-
-def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    linear = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], device="meta")
-    linear.weight, linear.bias = nn.Parameter(weight), nn.Parameter(bias)
-    return linear
 
 
 def _parts_of_dict(value: dict[object, object]) -> dict[str, object]:
@@ -103,7 +110,7 @@ FOREIGN = {
     "dict": Kind(dict, _parts_of_dict, lambda keys, values: dict(zip(keys, values, strict=True))),
     "device": Kind(torch.device, lambda value: {"name": str(value)}, lambda name: torch.device(name)),
     "RandomState": Kind(np.random.RandomState, _parts_of_twister, _random_state),
-    "Linear": Kind(nn.Linear, lambda value: {"weight": value.weight, "bias": value.bias}, _linear),
+    **{cls.__name__: kind_of(cls) for cls in (nn.Linear, nn.ModuleList, nn.Sequential, nn.ELU, nn.SiLU)},
 }
 
 
@@ -123,7 +130,7 @@ def pack(value: object, kinds: Kinds) -> bytes:
     tensors: dict[str, Tensor] = {}
     known = {kind.cls: (name, kind) for name, kind in {**FOREIGN, **kinds}.items()}
     state = json.dumps(_encode(value, "", tensors, known))
-    about = {"format": FORMAT, "state": state, "sha256": _digest(state, tensors)}
+    about = {"format": FORMAT, "state": state, "checksum": _digest(state, tensors)}
     content = safetensors.torch.save(tensors, about)
     if (length := int.from_bytes(content[:8], "little")) > MAX_HEADER:
         raise ValueError(
@@ -139,13 +146,17 @@ def _encode(value: object, path: str, tensors: dict[str, Tensor], known: Mapping
         value = value.item()
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, list | nn.ModuleList | nn.Sequential):
-        items = (item for item in value if not isinstance(value, nn.Sequential) or isinstance(item, nn.Linear))
-        return [_encode(item, f"{path}.{i}", tensors, known) for i, item in enumerate(items)]
+    if isinstance(value, list):
+        return [_encode(item, f"{path}.{i}", tensors, known) for i, item in enumerate(value)]
     if isinstance(value, np.ndarray):
         return _encode_array(value, path, tensors)
     if isinstance(value, Tensor):
-        return {"is": "tensor", **_put(value.detach().cpu(), path, tensors)}
+        how = (
+            {"is": "parameter", "trains": value.requires_grad}
+            if isinstance(value, nn.Parameter)
+            else {"is": "tensor"}
+        )
+        return {**how, **_put(value.detach().cpu(), path, tensors)}
     if type(value) not in known:
         raise _refusal(value, path)
     name, kind = known[type(value)]
@@ -180,11 +191,7 @@ def _refusal(value: object, path: str) -> TypeError:
 
 
 def _digest(state: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(state.encode())
-    for name, x in sorted(tensors.items()):
-        digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
-        digest.update(x.numpy().data)
-    return digest.hexdigest()
+    return joblib.hash([state, {name: x.numpy() for name, x in tensors.items()}])
 
 
 # Bytes to objects
@@ -201,31 +208,37 @@ def unpack(content: bytes, kinds: Kinds, device_of: Callable[[dict[str, Any]], t
     tensors = {name: x.clone() for name, x in safetensors.torch.load(content).items()}  # aligned: the same rounding
     if any(max(x.shape, default=0) > len(content) for x in tensors.values()):  # of tensors without numbers
         raise ValueError("a size in it is larger than the file")
-    if _digest(about["state"], tensors) != about["sha256"]:
+    if _digest(about["state"], tensors) != about["checksum"]:
         raise ValueError("its checksum is wrong")
     state = json.loads(about["state"])
-    return _decode(state, "", tensors, {**FOREIGN, **kinds}, device_of(state))
+    return _decode(state, "", _Content(len(content), tensors, {**FOREIGN, **kinds}, device_of(state)))
 
 
-def _decode(node: object, path: str, tensors: Mapping[str, Tensor], kinds: Kinds, device: torch.device) -> object:
-    if path.count(".") > MAX_DEPTH:
-        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+class _Content(NamedTuple):
+    size: int
+    tensors: Mapping[str, Tensor]
+    kinds: Kinds
+    device: torch.device
+
+
+def _decode(node: object, path: str, content: _Content) -> object:
     if isinstance(node, list):
-        return [_decode(item, f"{path}.{i}", tensors, kinds, device) for i, item in enumerate(node)]
+        return [_decode(item, f"{path}.{i}", content) for i, item in enumerate(node)]
     if not isinstance(node, dict):
         return node
-    name = node["is"]
-    if name in ("tensor", "array", "text"):
-        x = tensors[path].mT if node.get("transposed") else tensors[path]
-        return x.to(device) if name == "tensor" else x.numpy() if name == "array" else _text(x, node["type"])
-    if name not in kinds:
+    name = node.pop("is")
+    if name in ("tensor", "parameter", "array", "text"):
+        x = content.tensors[path].mT if node.get("transposed") else content.tensors[path]
+        if name == "parameter":
+            return nn.Parameter(x.to(content.device), node["trains"])
+        return x.to(content.device) if name == "tensor" else x.numpy() if name == "array" else _text(x, node["type"])
+    if name not in content.kinds:
         raise ValueError(f"it names {name!r}, which is not of a class that can be saved")
-    parts = {
-        part: _decode(x, f"{path}.{part}".lstrip("."), tensors, kinds, device)
-        for part, x in node.items()
-        if part != "is"
-    }
-    return kinds[name].build(**parts)
+    kind = content.kinds[name]
+    parts = {part: _decode(x, f"{path}.{part}".lstrip("."), content) for part, x in node.items()}
+    if issubclass(kind.cls, nn.Module) and any(isinstance(x, int) and x > content.size for x in parts.values()):
+        raise ValueError("a size in it is larger than the file")
+    return kind.build(**parts)
 
 
 def _text(codes: Tensor, kind: str) -> np.ndarray:

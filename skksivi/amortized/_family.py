@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from skksivi._utils.arrays import as_array
 from skksivi.amortized._contexts import Rows
-from skksivi.amortized._features import DeepSets, between, linear_layers
+from skksivi.amortized._features import between, linear_layers
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._layer import Constant, MultilayerPerceptron, Residual, SemiImplicit
@@ -90,8 +90,6 @@ class SkipNetwork(nn.Module):
         super().__init__()
         self.linear = linear
         self.network = between(layers, nn.SiLU)
-        if (layers[0].in_features, layers[-1].out_features) != self.shape:
-            raise ValueError("the linear map and the network have other sizes")
 
     @classmethod
     def zero(cls, n_in: int, hidden: Sequence[int], n_out: int, generator: torch.Generator) -> SkipNetwork:
@@ -168,49 +166,6 @@ class Conditional(nn.Module):
         self.residual = MultilayerPerceptron([d + n_context, *hidden, d], generator, torch.float64)
         self.residual.start_at(torch.zeros(d, dtype=torch.float64))
         self.log_variance = nn.Parameter(self.sigma0.square().log())
-
-    @classmethod
-    def restored(  # noqa: PLR0913  # its parts
-        cls,
-        *,
-        place: SkipNetwork,
-        heads: SkipNetwork | None,
-        residual: MultilayerPerceptron,
-        summary: DeepSets | None,
-        triangle: Tensor | None,
-        log_variance: Tensor,
-        n_components: int,
-        h_mean: Tensor,
-        h_sd: Tensor,
-        m0: Tensor,
-        s0: Tensor,
-        l0: Tensor,
-        sigma0: Tensor,
-    ) -> Conditional:
-        """Return the family of parts that fit, which is not trained."""
-        d, p = len(log_variance), len(h_mean)
-        t = d * (d - 1) // 2
-        own, common = (t, None) if d <= MANY else (0, t)
-        if place.shape[1] != 2 * d + own or (None if triangle is None else len(triangle)) != common:
-            raise ValueError("`place` does not return a place and a scale")
-        if (None if heads is None else heads.shape[1]) != (
-            n_components * (1 + 2 * d + t) if n_components > 1 else None
-        ):
-            raise ValueError("`heads` does not return `n_components` Gaussians")
-        if residual.shape != (d + p, d):
-            raise ValueError("`residual` does not take z and the features of a context")
-        family = cls.__new__(cls)
-        nn.Module.__init__(family)
-        family.n_features, family.n_components = d, n_components
-        family.place, family.heads, family.residual, family.summary = place, heads, residual, summary
-        family.log_variance = nn.Parameter(log_variance)
-        family.triangle = None if triangle is None else nn.Parameter(triangle)
-        buffers = {"h_mean": h_mean, "h_sd": h_sd, "m0": m0, "s0": s0, "l0": l0, "sigma0": sigma0}
-        for name, value in buffers.items():
-            family.register_buffer(name, value)
-        if {parameter.dtype for parameter in family.parameters()} != {torch.float64}:
-            raise ValueError("the parameters of its `place` are not all float64")
-        return family.requires_grad_(False)
 
     @property
     def hidden(self) -> tuple[int, ...]:
@@ -318,10 +273,10 @@ class Conditional(nn.Module):
         folded = nn.utils.skip_init(nn.Linear, d, first.out_features, dtype=first.weight.dtype)
         folded.weight.copy_(first.weight[:, :d])
         folded.bias.copy_(first.bias + first.weight[:, d:] @ h[0])
-        network = MultilayerPerceptron.restored([folded.to(h.device), *layers[1:]])
+        network = MultilayerPerceptron.of([folded.to(h.device), *layers[1:]])
         mean = Residual(self.sigma0.to(dtype), network.to(dtype))
         log_variance = Constant(self.log_variance.detach().to(dtype))
-        family = SemiImplicit.restored(mean, log_variance, mixing, 0.0)
+        family = SemiImplicit(mean, log_variance, n_features=d, mixing=mixing, min_scale=0.0).requires_grad_(False)
         whitening = Whitening(Affine(m[0].clone(), L[0].clone()), modes=as_array(m), weights=np.ones(1))
         return Layer(family, whitening, seed)
 

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 
 def between(layers: Sequence[nn.Linear], activation: type[nn.Module]) -> nn.Sequential:
-    """Return a network of layers that fit, with an activation between them."""
-    if not all(a.out_features == b.in_features for a, b in itertools.pairwise(layers)):
-        raise ValueError("the layers of a network do not fit")
+    """Return a network of layers, with an activation between them."""
     return nn.Sequential(*[part for layer in layers for part in (activation(), layer)][1:])
 
 
@@ -59,15 +57,6 @@ class DeepSets(nn.Module):
         generator = torch.Generator().manual_seed(random_state)
         self.phi = _network([n_in, width, width], generator)
         self.rho = _network([width + 1, width, n_out], generator)
-
-    @classmethod
-    def restored(cls, phi: list[nn.Linear], rho: list[nn.Linear]) -> DeepSets:
-        """Return the features by layers that fit."""
-        made = cls(1, 1, 1)
-        made.phi, made.rho = between(phi, nn.ELU), between(rho, nn.ELU)
-        if phi[-1].out_features + 1 != rho[0].in_features:
-            raise ValueError("the layers of `phi` and `rho` do not fit")
-        return made
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from skksivi._utils.arrays import RandomState
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
-from skksivi.baselines._descent import Descending, set_gradient
+from skksivi.baselines._points import Descending, set_gradient
 from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.coordinates._composed import Coordinates, score_for_training
 from skksivi.coordinates._whitening import check_start, starting_points

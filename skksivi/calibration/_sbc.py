@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import joblib
 import numpy as np
 import torch
 from joblib import Parallel, delayed
@@ -18,7 +20,6 @@ from skksivi._utils.arrays import RandomState, make_seed, without_graph
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator, check_fit
-from skksivi.calibration._record import Record
 from skksivi.calibration._replication import (
     CallError,
     Fits,
@@ -29,7 +30,7 @@ from skksivi.calibration._replication import (
     replicate,
     streams,
 )
-from skksivi.calibration._result import Calibration, Failure
+from skksivi.calibration._result import Calibration, Failure, Record
 from skksivi.estimators._fingerprint import FREE, described
 from skksivi.score._score import is_target
 from skksivi.score._target import compared_score
@@ -293,17 +294,21 @@ def _calibrated(
     """Make the replications that are missing, and return all of them."""
     _check(problem, n)
     record = Record(path)
-    seed = make_seed(random_state) if random_state is not None or not record.settings else record.settings["seed"]
+    seed = make_seed(random_state) if random_state is not None or record.seed is None else record.seed
     first, names = _first(problem, seed, n)
     if path is not None:
-        record.begin({"seed": seed, "n_draws": problem.n_draws, "names": list(names), **_identity(problem, first)})
+        record.begin(seed, _identity(problem, seed, names, first))
     tasks = [delayed(replicate)(problem, seed, i, names) for i in range(n) if i not in record.ranks]
+    failed: list[Failure] = []
     try:
         for i, found in Parallel(n_jobs=n_jobs, return_as="generator_unordered")(tasks):
-            record.add(i, found)
+            if isinstance(found, str):
+                failed.append(Failure(i, found))
+            else:
+                record.add(i, found)
     finally:
         record.write()
-    failures = tuple(Failure(i, message) for i, message in sorted(record.failures.items()))
+    failures = tuple(sorted(failed, key=lambda failure: failure.replication))
     done = [i for i in sorted(record.ranks) if i < n]
     if not done:
         raise RuntimeError(f"None of the {n} replications succeeded. {_reason(failures[0])}")
@@ -357,21 +362,17 @@ def _first(problem: Problem, seed: int, n: int) -> tuple[Simulated, tuple[str, .
     raise RuntimeError(f"None of the {n} replications could be simulated. {_reason(failures[0])}")
 
 
-def _identity(problem: Problem, simulated: Simulated) -> dict[str, object]:
-    """Return what tells these replications from others: the estimator, and numbers of the first."""
+def _identity(problem: Problem, seed: int, names: tuple[str, ...], simulated: Simulated) -> str:
+    """Return a hash of what tells these replications from others: settings, and numbers of the first."""
     estimator = problem.estimator
-    settings = {"estimator": type(estimator).__name__}
+    settings: list[object] = [seed, problem.n_draws, names, type(estimator).__name__]
     for name, value in estimator.get_params(deep=False).items():
         if name not in FREE:
-            settings[f"estimator.{name}"] = _described(name, value)
-    return {**settings, "first": [*flat(simulated.theta).tolist(), *_scores(simulated.target)]}
-
-
-def _described(name: str, value: object) -> str:
-    try:
-        return described(name, value, None)
-    except ValueError:  # which a checkpoint cannot bear, but ranks are worth less
-        return f"a {type(value).__name__}"
+            with suppress(ValueError):  # of what cannot be told apart
+                settings.append((name, described(name, value)))
+    with np.errstate(over="ignore"):  # rounded, so that another computer finds the same
+        first = np.round([*flat(simulated.theta), *_scores(simulated.target)], 6).astype(np.float32) + 0
+    return joblib.hash([*settings, first])
 
 
 def _scores(target: Any) -> list[float]:  # noqa: ANN401

@@ -1,29 +1,37 @@
-"""The checks of a diagnosis that need no modes."""
+"""The checks of a report: weights, discrepancy and training, identities of Stein, and chains."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.special import kolmogorov
+from scipy.stats import betabinom, norm
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
 from skksivi._utils.psis import most_trusted
-from skksivi.diagnostics._report import Check
-from skksivi.diagnostics._view import N_SE, View, judged
+from skksivi.coordinates._affine import Affine
+from skksivi.diagnostics._geometry import N_SE, RUN_AWAY, Geometry, View, judged, middle
+from skksivi.diagnostics._report import STEIN_VARIANCES, Check
 from skksivi.estimators._judge import of_weights
 from skksivi.families._derived import knows_density, unweighted
 from skksivi.families._samplers import Chains
 from skksivi.families._weights import LEAST_EFFECTIVE, MOST_LEFT_OUT, ImportanceSample, importance_weights
+from skksivi.judge._numbers import WeightedRows
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.metrics import ksd_test
+from skksivi.pilot._mixture import gaussian_of
+from skksivi.pilot._mode_weights import Cells
+from skksivi.stein._directions import N_SCORES, first_difference, most_contradicting
 from skksivi.stein._discrepancy import FixedKernelKSD
 
 #: Draws of the test by the discrepancy, and its random signs.
 N_TESTED, N_BOOTSTRAP = 1000, 499
 
-#: The p-value below which a discrepancy is significant.
+#: The p-value, of the discrepancy or over all directions, below which it is significant.
 MAX_PVALUE = 0.01
 
 #: The squared discrepancy of a whitened Gaussian, per coordinate and per squared shift: E k(u, u') is about this.
@@ -160,3 +168,313 @@ def check_whitening(view: View) -> Check:
 def _condition(x: Tensor) -> float:
     """Return the condition number of the covariance of points (n, d)."""
     return float(torch.linalg.cond(x - x.mean(0)) ** 2)
+
+
+#: Fewest draws of a mode that is checked.
+N_OF_MODE = 50
+
+#: The standard error of a Stein variance above which it is uninformative.
+MAX_ERROR = 0.5
+
+
+class ModeTerms(NamedTuple):
+    """The share r (n,) that a mode has of each draw and its gradient, the draws less their centre and their scores,
+    all (n, d).
+    """
+
+    r: Tensor
+    slope: Tensor
+    gap: Tensor
+    s: Tensor
+
+    def turned(self, L: Tensor) -> ModeTerms:
+        """Return the same in coordinates u with x = m + L u."""
+        u = torch.linalg.solve_triangular(L, self.gap.mT, upper=False).mT
+        return ModeTerms(self.r, self.slope @ L, u, self.s @ L)
+
+    def halves(self) -> tuple[ModeTerms, ModeTerms]:
+        """Return the terms of the earlier and of the later half of the draws."""
+        first, second = zip(*(a.chunk(2) for a in self), strict=True)
+        return ModeTerms(*first), ModeTerms(*second)
+
+
+class SteinMoments(NamedTuple):
+    """Shifts and variances (d + 2,), with standard errors, and the coordinates closest to their directions.
+
+    The directions are the d coordinates and two that stand out; with several modes each value is the worst.
+    """
+
+    shift: Tensor
+    shift_se: Tensor
+    variance: Tensor
+    variance_se: Tensor
+    shift_along: Tensor
+    variance_along: Tensor
+
+
+def terms_of(x: Tensor, s: Tensor, cells: Cells) -> list[tuple[ModeTerms, Tensor]]:
+    """Return the terms of each mode that has enough of the draws x (n, d), and a root L (d, d) of its covariance."""
+    r = cells.log_shares(x).softmax(1)
+    g = torch.stack([torch.linalg.solve_triangular(a.L.mT, -a.whiten(x).mT, upper=True).mT for a in cells.maps])
+    mean, counts = torch.einsum("nk,knd->nd", r, g), r.sum(0)
+    return [
+        (ModeTerms(r[:, k], r[:, k, None] * (g[k] - mean), x - cells.maps[k].m, s), cells.maps[k].L)
+        for k in (counts >= counts.max().clamp_max(N_OF_MODE)).nonzero().flatten().tolist()
+    ]
+
+
+def shifts(terms: ModeTerms, directions: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Estimate the shift from the mean of the draws to the target's in directions w (d, k), and the standard errors.
+
+    .. math:: \delta_w = E[r\, s_w + \partial_w r] \,/\, E[r\, s_w^2]
+
+    By Stein's identity it is zero if the draws are from the density with these scores. If they are slightly shifted,
+    it is the correction, a step of Fisher scoring.
+    """
+    s_w = terms.s @ directions
+    t, information = terms.r[:, None] * s_w + terms.slope @ directions, (terms.r[:, None] * s_w.square()).mean(0)
+    information = information.clamp_min(torch.finfo(t.dtype).tiny)
+    return t.mean(0) / information, t.std(0) / information / math.sqrt(len(t))
+
+
+def variances(terms: ModeTerms, directions: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Estimate Stein variances in directions w (d, k), and their standard errors.
+
+    .. math:: -E[r\, x_w s_w] \,/\, E[\partial_w (r\, x_w)]
+
+    By Stein's identity it is one if the draws are from the density with these scores, even where modes overlap. For
+    separated modes it is the squared scale of the mode.
+    """
+    x_w, r = terms.gap @ directions, terms.r[:, None]
+    slope, flux = r * directions.square().sum(0) + terms.slope @ directions * x_w, r * x_w * (terms.s @ directions)
+    v = -flux.mean(0) / slope.mean(0)
+    return v, (flux + v * slope).std(0) / slope.mean(0).abs() / math.sqrt(len(r))
+
+
+def stein_moments(x: Tensor, s: Tensor, cells: Cells) -> SteinMoments:
+    """Estimate moments of each mode in whitened coordinates, along each of x and in two directions that stand out.
+
+    The two are the direction of the mean score, and the direction in which the Stein variance is farthest from one.
+    They are chosen with one half of the draws and evaluated with the other, so that the choice adds no bias.
+    """
+    parts = []
+    for terms, L in terms_of(x, s, cells):
+        u = terms.turned(L)
+        rows = (L / torch.linalg.vector_norm(L, dim=1, keepdim=True)).mT  # x_i rises by its sd along column i
+        first, second = u.halves()
+        t = first.r[:, None] * first.s + first.slope
+        found = most_contradicting(first.gap, t, first.r.mean())
+        pairs = [pair for f in (shifts, variances) for pair in zip(f(u, rows), f(second, found), strict=True)]
+        nearest = torch.cat([torch.arange(len(L), device=x.device), (rows.mT @ found).abs().argmax(0)])
+        parts.append((*map(torch.cat, pairs), nearest))
+    shift, shift_se, variance, variance_se, nearest = map(torch.stack, zip(*parts, strict=True))
+    tiny = torch.finfo(x.dtype).tiny
+    farthest = (shift.abs() - N_SE * shift_se).argmax(0, keepdim=True)
+    worst = ((variance - 1).abs() / variance_se.clamp_min(tiny)).argmax(0, keepdim=True)
+    of_shift, of_variance = (shift, shift_se), (variance, variance_se)
+    return SteinMoments(
+        *(a.gather(0, farthest)[0] for a in of_shift),
+        *(a.gather(0, worst)[0] for a in of_variance),
+        *(nearest.gather(0, k)[0] for k in (farthest, worst)),
+    )
+
+
+def check_means(view: View, moments: SteinMoments) -> Check:
+    """Check the means by Stein's identity E[s] = 0."""
+    excess = moments.shift.abs() - N_SE * moments.shift_se
+    i = int(excess.argmax())
+    value, label = moments.shift[i].item(), view.score.label(int(moments.shift_along[i]))
+    text = f"off by {abs(value):.2f} sd, most in {label}, standard error {moments.shift_se[i]:.1g}"
+    todo = view.correction("whiten", "max_iter", "n_warmup")
+    remedy = f"The mean of the target is {abs(value):.2f} sd from the mean of the draws, most in {label}: {todo}."
+    return judged("Stein means", abs(value), text, remedy if excess[i] > THRESHOLDS.mean else None)
+
+
+def check_variances(view: View, moments: SteinMoments) -> Check:
+    """Check the widths by Stein's identity."""
+    low, high = STEIN_VARIANCES
+    v, se = moments.variance, moments.variance_se
+    excess = torch.maximum(low - v, v - high) / se.clamp_min(1e-300)
+    i = int(excess.argmax())
+    value, text = v[i].item(), f"{v.min():.2f} to {v.max():.2f}, errors {se.max():.2g}"
+    remedy = None
+    if excess[i] > N_SE:
+        way, todo = "narrow" if value < low else "wide", view.correction("whiten", "max_iter", "n_warmup")
+        remedy = f"The draws are too {way}, most in {view.score.label(int(moments.variance_along[i]))}: {todo}."
+    if (v + N_SE * se < 0).any():
+        remedy = "The score has the wrong sign: it is the gradient of log p, not of -log p."
+    if remedy is None and se.max() > MAX_ERROR:
+        raise ValueError(f"their standard errors are up to {se.max():.2g}, as with tails that are too heavy")
+    return judged("Stein variances", value, text, remedy)
+
+
+#: The share of the draws that count as farthest out, and the accepted share of chains that end beyond the others.
+FARTHEST, MAX_BEYOND = 0.001, 0.01
+
+#: Largest accepted distance of distribution functions, which a shift by 0.38 standard deviations has.
+MAX_DISTANCE = 0.15
+
+#: Draws, at least and for each feature, and features, at most, where directions other than coordinates are tried.
+LEAST_DRAWS, LEAST_OF_EACH, MAX_FEATURES = 400, 10, 1000
+
+#: The most positions of draws of a fit that are compared with weighted draws, in all directions.
+MAX_HEIGHTS = 2**23
+
+
+class LargestDifference(NamedTuple):
+    """The largest difference of ends and draws over directions, its Bonferroni p-value, and the direction."""
+
+    value: float
+    pvalue: float
+    direction: int
+
+
+def heights(cells: Cells, x: Tensor) -> Tensor:
+    """Return the positions of points x (n, d) in their cell: distance from its centre, coordinates, principal axes.
+
+    Shape (n, 1 + 2 d), in units of the cell; the axes are the principal ones of its correlation.
+    """
+    cell, found = cells.assign(x), x.new_empty(len(x), 1 + 2 * x.shape[1])
+    for k, a in enumerate(cells.maps):
+        inside, (U, scales, sd) = x[cell == k], principal_axes(a)
+        z = (inside - a.m) / sd
+        radius = torch.linalg.vector_norm(a.whiten(inside), dim=1, keepdim=True)
+        found[cell == k] = torch.cat([radius, z, z @ U / scales], 1)
+    return found
+
+
+def principal_axes(a: Affine) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the principal axes (d, d) of the correlation of a cell, in columns, scales along them, and its sds."""
+    sd = torch.linalg.vector_norm(a.L, dim=1)
+    U, scales, _ = torch.linalg.svd(a.L / sd[:, None])
+    return U, scales, sd
+
+
+def ends_beyond(draws: Tensor, ends: Tensor) -> LargestDifference:
+    r"""Find the direction in which the ends (t, m, k) of m chains, at t times, exceed the draws (n, k) most.
+
+    If the draws are right, the number of ends beyond the r-th farthest draw is beta-binomial at any time: a count of
+    m further draws with the probability :math:`\mathrm{Beta}(r, n + 1 - r)`. The mean over times varies
+    less.
+    """
+    n, m, r = len(draws), ends.shape[1], max(1, round(FARTHEST * len(draws)))
+    beyond = (ends > draws.topk(r, dim=0).values[-1]).double().sum(1).mean(0)
+    most = beyond.max().item()
+    pvalue = draws.shape[1] * float(betabinom.sf(math.floor(most) - 1, m, r, n + 1 - r))
+    return LargestDifference(most / m, min(1.0, pvalue), int(beyond.argmax()))
+
+
+def ends_apart(draws: Tensor, ends: Tensor) -> LargestDifference:
+    """Find the direction in which the ends (t, m, k) of m chains, at t times, are farthest from the draws (n, k).
+
+    The distance is Kolmogorov's. The p-value holds for the ends at one time; the mean over times varies less.
+
+    References
+    ----------
+    Smirnov, N. (1948). Table for estimating the goodness of fit of empirical distributions. Annals of Mathematical
+    Statistics 19(2).
+    """
+    n, (t, m, _) = len(draws), ends.shape
+    steps = torch.cat([draws.new_full((n,), 1 / n), draws.new_full((t * m,), -1 / (t * m))])
+    distances = steps[torch.cat([draws, ends.flatten(0, 1)]).argsort(0)].cumsum(0).abs().amax(0)
+    largest = distances.max().item()
+    pvalue = draws.shape[1] * float(kolmogorov(math.sqrt(n * m / (n + m)) * largest))
+    return LargestDifference(largest, min(1.0, pvalue), int(distances.argmax()))
+
+
+def mass_beyond(draws: Tensor, at_rows: Tensor, rows: WeightedRows) -> LargestDifference:
+    """Find the direction in which most of the target's mass lies beyond the farthest of the draws (n, k), by weighted
+    rows (m, k), beyond its standard errors.
+    """
+    limits = draws.topk(max(1, round(FARTHEST * len(draws))), dim=0).values[-1]
+    share, se = rows.means(*(as_array((h > limits).double()) for h in (at_rows, draws)))
+    z = (share - FARTHEST) / np.maximum(se, np.finfo(np.float64).tiny)
+    k = int(
+        np.where(share > THRESHOLDS.beyond, z, -np.inf).argmax()
+        if (share > THRESHOLDS.beyond).any()
+        else share.argmax()
+    )
+    return LargestDifference(float(share[k]), min(1.0, draws.shape[1] * float(norm.sf(z[k]))), k)
+
+
+def check_chains(view: View, geometry: Geometry, sample: ImportanceSample | None) -> tuple[Check, Check]:
+    """Check the tails by weighted draws, where these are reliable, and the tails and the shape by chains."""
+    x, late = view.x[view.finite], geometry.ends.flatten(0, 1)
+    cells = geometry.cells.refined(torch.cat([x, late]), middle)  # a fit to the draws alone would suit only them
+    weighted = None if sample is None or not sample.trusted else _weighted_tails(view, cells, sample)
+    if not len(geometry.ends):
+        missing = Check("tails", math.nan, "", f"not available: {RUN_AWAY}")
+        return weighted or missing, missing._replace(name="shape")
+    draws, ends = heights(cells, x), heights(cells, late).view(*geometry.ends.shape[:2], -1)
+    tails = _tails(view, cells, ends_beyond(_sides(draws), _sides(ends)), "of chains end", MAX_BEYOND)
+    if weighted is not None and weighted.remedy:
+        tails = weighted
+    shape = _shape(view, cells, ends_apart(draws, ends))
+    return tails, shape if shape.remedy else _along_direction(view, x) or shape
+
+
+def _weighted_tails(view: View, cells: Cells, sample: ImportanceSample) -> Check:
+    """Estimate the mass that lies farther out than the draws."""
+    some = sample.draws[: MAX_HEIGHTS // (4 * view.x.shape[1] + 1)]
+    draws, at_rows = (_sides(heights(cells, torch.as_tensor(X).to(view.x))) for X in (some, sample.X))
+    beyond = mass_beyond(draws, at_rows, sample.rows)
+    return _tails(view, cells, beyond, "of the mass, by weights, lies", THRESHOLDS.beyond)
+
+
+def _sides(h: Tensor) -> Tensor:
+    """Return heights (..., k) on both sides of all directions but the distance, which is the first."""
+    return torch.cat([h, -h[..., 1:]], -1)
+
+
+def _tails(view: View, cells: Cells, beyond: LargestDifference, what: str, most: float) -> Check:
+    """Check how much lies farther out than the draws."""
+    share, pvalue, k = beyond
+    d = view.x.shape[1]
+    where = _in_words(view, cells, k) if k <= 2 * d else f"{_in_words(view, cells, k - 2 * d)}, below"
+    text = f"{share:.1%} {what} beyond {1 - FARTHEST:.1%} of the draws {where}, p = {pvalue:.2g}"
+    todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
+    remedy = f"The target has tails that the fit lacks, {where}: {todo}."
+    return judged("tails", share, text, remedy if share > most and pvalue < MAX_PVALUE else None)
+
+
+def _shape(view: View, cells: Cells, apart: LargestDifference) -> Check:
+    """Compare the distributions of the draws and of the ends of chains."""
+    distance, pvalue, k = apart
+    where = _in_words(view, cells, k)
+    text = f"chains end up to {distance:.2f} apart {where}, p = {pvalue:.2g}"
+    todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
+    remedy = f"Chains that start at the draws leave their distribution {where}: {todo}."
+    return judged("shape", distance, text, remedy if distance > MAX_DISTANCE and pvalue < MAX_PVALUE else None)
+
+
+def _along_direction(view: View, x: Tensor) -> Check | None:
+    """Look for a direction along which Gibbs steps move draws x (n, d), as chains may be too short to do."""
+    n, d = x.shape
+    if n < max(LEAST_DRAWS, LEAST_OF_EACH * d) or d > MAX_FEATURES:  # fewer are whitened too well by themselves
+        return None
+    map_ = gaussian_of(x)
+    u = map_.whiten(x)
+    found = first_difference(map_.pull_back(view.score), u[:N_SCORES], lambda: (u, x))
+    if found is None:
+        return None
+    words, todo = found.words(view.score.label), view.correction("whiten", "mixing", "max_iter", "n_warmup")
+    return judged(
+        "shape",
+        float(found.step.range),
+        f"a Gibbs step along a direction changes the 99.8% range by {found.step.range:.2g} times",
+        f"The draws are wrong along {words}: {todo}.",
+    )
+
+
+def _in_words(view: View, cells: Cells, direction: int) -> str:
+    """Say which of the directions of `heights` it is, a principal axis of a single mode by its largest loadings."""
+    axis, i = divmod(direction - 1, view.x.shape[1])
+    if not direction:
+        return "in the distance from the centre"
+    if not axis:
+        return f"in {view.score.label(i)}"
+    if len(cells.maps) > 1:
+        return f"along principal axis {i}"
+    v = principal_axes(cells.maps[0])[0][:, i]
+    largest = v.abs().argsort(descending=True)[:3].tolist()
+    return f"along principal axis {i} ({', '.join(f'{v[j]:+.2f} {view.score.label(j)}' for j in largest)})"

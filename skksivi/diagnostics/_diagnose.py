@@ -17,18 +17,19 @@ from skksivi._utils.arrays import RandomState, as_array, make_seed, resolve_devi
 from skksivi._utils.numbers import check_integer
 from skksivi.base import BaseApproximator, check_fit
 from skksivi.diagnostics._checks import (
+    check_chains,
     check_errors,
     check_ksd,
     check_loss,
+    check_means,
+    check_variances,
     check_weights,
     check_whitening,
     importance_sample_of,
+    stein_moments,
 )
-from skksivi.diagnostics._ends import check_chains
-from skksivi.diagnostics._geometry import check_outliers, geometry_and_modes
-from skksivi.diagnostics._identities import check_means, check_variances, stein_moments
+from skksivi.diagnostics._geometry import REFUSALS, View, check_outliers, geometry_and_modes, guarded
 from skksivi.diagnostics._report import Check, Diagnosis
-from skksivi.diagnostics._view import REFUSALS, View, guarded
 from skksivi.families._derived import Refined, unweighted
 from skksivi.families._samplers import Chains, Particles, Sampler
 from skksivi.score._score import ScoreFunction

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 
-from skksivi._utils.codec import Kinds, by_parameters, pack, read, unpack, write
+from skksivi._utils.codec import Kinds, kind_of, pack, read, unpack, write
 from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, Identity, LowRank
 from skksivi.coordinates._marginals import Marginals, Quantiles
@@ -32,7 +32,7 @@ from skksivi.training._loop import Hook, Progress, State
 
 #: The classes of what a fit consists of, by their names in files.
 PARTS: Kinds = {
-    cls.__name__: by_parameters(cls)
+    cls.__name__: kind_of(cls)
     for cls in (
         *(Affine, Identity, LowRank, Quantiles, Marginals, Level, Warp, Attempt, Whitening),
         *(NormalDraws, StudentTDraws, GaussianMixtureDraws, Bootstrap, AtomDraws),
@@ -73,7 +73,7 @@ class NoCheckpoint:
         return []
 
     def finish(self, remove: bool) -> None:
-        """Remove the file of a completed fit, and warn if it could not be written or removed."""
+        """Remove the file of a completed fit, and warn if it could not be written."""
 
 
 class SavedFit(NoCheckpoint):
@@ -114,24 +114,19 @@ class SavedFit(NoCheckpoint):
                 raise ValueError("it holds no interrupted fit")
             return found["fit"], found["start"], found["state"]
 
-        try:
-            fit, start, self.state = read(
-                self.path,
-                content,
-                self.named,
-                writer="a fit; name another file",
-                remedy=" Remove it, or name another.",
-            )
-        except (OSError, MemoryError) as error:
-            error.add_note(f"This happened while {self.named} was read, which may be whole: keep it.")
-            raise
+        fit, start, self.state = read(
+            self.path,
+            content,
+            self.named,
+            writer="a fit; name another file",
+            remedy=" Remove it, or name another.",
+        )
         near = answers_at(score, start.whitening)
         if fit != self.fit or near != start.answers:
             raise ValueError(
                 f"{self.named} is of another fit: settings or score differ. Set them back, remove the file or name "
                 "another; in an existing folder each fit has its own file."
             )
-        start.family.requires_grad_()
         self.start, self.is_ours = start, self.writes
 
     def hooks(self, start: Start[F], watches: list[Watch]) -> list[Hook]:
@@ -150,10 +145,8 @@ class SavedFit(NoCheckpoint):
 
     def finish(self, remove: bool) -> None:
         if remove and self.is_ours:
-            try:
-                self.path.unlink(missing_ok=True)
-            except OSError as error:
-                warn_caller(f"{self.named} could not be removed ({error}); remove it.")
+            with suppress(OSError):  # in a folder that is not there any more
+                self.path.unlink()
         if self.failure:
             warn_caller(self.failure)
 

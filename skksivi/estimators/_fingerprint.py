@@ -5,10 +5,10 @@ Numbers are compared bit by bit, and a function by its values where a fit evalua
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
+import joblib
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -40,7 +40,7 @@ def fingerprint(est: BaseEstimator, score: Score, seed: int, near: ArrayLike | N
     ValueError
         A setting has no fingerprint, or the hash is another one when it is computed again.
     """
-    first, again = (hashlib.sha256("\n".join(_parts(est, score, seed, near)).encode()).hexdigest() for _ in range(2))
+    first, again = (joblib.hash(list(_facts(est, score, seed, near))) for _ in range(2))
     if first != again:
         raise ValueError(
             "`checkpoint` cannot identify this fit: `score_fn`, or a function among the parameters, does not return "
@@ -49,34 +49,32 @@ def fingerprint(est: BaseEstimator, score: Score, seed: int, near: ArrayLike | N
     return first
 
 
-def _parts(est: BaseEstimator, score: Score, seed: int, near: ArrayLike | None) -> Iterator[str]:
-    """Yield what identifies a fit: settings, then checksums of numbers."""
-    yield f"{__version__} {score.device.type} {score.n_features} {seed} {score.by_differences}"
-    for name, value in est.get_params(deep=False).items():
-        if name not in FREE:
-            n = est.n_layers if name == "bridge" else est.max_iter
-            yield f"{name}={described(name, value, None if name == 'kernel' else [i / n for i in range(n)])}"
-    yield checksum(*_answers(score, near))
+def _facts(est: BaseEstimator, score: Score, seed: int, near: ArrayLike | None) -> Iterator[object]:
+    """Yield what identifies a fit: settings, then values of the score, the kernel and the terms."""
+    yield from (__version__, score.device.type, score.n_features, seed, score.by_differences)
+    settings = {name: value for name, value in est.get_params(deep=False).items() if name not in FREE}
+    for name, value in settings.items():
+        n = est.n_layers if name == "bridge" else est.max_iter
+        yield name, described(name, value, () if name == "kernel" else [i / n for i in range(n)])
+    yield from _answers(score, near)
     with torch.no_grad():
         z = _standard_normal(4 * len(SCALES), score.n_features)
         x = z * torch.tensor(SCALES, dtype=torch.float64).repeat(4)[:, None]
-        yield checksum(resolve_kernel(est.kernel)(x, z.flip(0)))
+        yield as_array(resolve_kernel(est.kernel)(x, z.flip(0)))
         x = _normal_points(score).to(score.dtype)
         draws = Draws(x, score(x), score, torch.Generator(score.device).manual_seed(0))
-        yield checksum(
-            *(term.gradient(draws, x.new_ones(())) for term in est.get_params(deep=False).get("terms", ()))
-        )
+        yield [as_array(term.gradient(draws, x.new_ones(()))) for term in settings.get("terms", ())]
 
 
-def described(name: str, value: object, progress: Sequence[float] | None) -> str:
-    """Return a text that identifies a setting.
+def described(name: str, value: object, progress: Sequence[float] = ()) -> object:
+    """Return numbers, names and lists of them that identify a setting, with functions by their values.
 
     Parameters
     ----------
     name : str
     value : object
-    progress : sequence of float or None
-        Where functions in it are evaluated; None leaves this to the object that they belong to.
+    progress : sequence of float
+        Where functions in it are evaluated; none leaves this to the object that they belong to.
 
     Raises
     ------
@@ -84,21 +82,21 @@ def described(name: str, value: object, progress: Sequence[float] | None) -> str
         It cannot be identified.
     """
     if value is None or isinstance(value, bool | int | float | str):
-        return repr(value)
+        return value
     if hasattr(value, "__array__") and not (array := as_array(value)).dtype.hasobject:
-        return checksum(array)
+        return array
     if isinstance(value, Sequence):
-        return f"[{', '.join(described(name, item, progress) for item in value)}]"
-    values = checksum([_number(value, t) for t in progress or ()]) if callable(value) else ""
+        return [described(name, item, progress) for item in value]
+    if not (isinstance(value, BaseEstimator) or callable(value)):
+        raise ValueError(
+            f"`checkpoint` cannot identify `{name}`, a {type(value).__name__}; give a number, a string, an "
+            "array, a function or an object with scikit-learn's parameters, or leave `checkpoint` out."
+        )
+    found: list[object] = [_number(value, t) for t in progress] if callable(value) else []
     if isinstance(value, BaseEstimator):
-        parts = (f"{key}={described(name, part, progress)}" for key, part in value.get_params(deep=False).items())
-        return f"{type(value).__module__}.{type(value).__qualname__}({', '.join(parts)}){values}"
-    if callable(value):
-        return f"a function {values}"
-    raise ValueError(
-        f"`checkpoint` cannot identify `{name}`, a {type(value).__name__}; give a number, a string, an "
-        "array, a function or an object with scikit-learn's parameters, or leave `checkpoint` out."
-    )
+        found += [type(value).__module__, type(value).__qualname__]
+        found += [(key, described(name, part, progress)) for key, part in value.get_params(deep=False).items()]
+    return found
 
 
 def _number(function: Callable[[float], object], t: float) -> float:
@@ -108,21 +106,10 @@ def _number(function: Callable[[float], object], t: float) -> float:
     return float("nan")
 
 
-def checksum(*arrays: ArrayLike | Tensor) -> str:
-    """Return a text that identifies numbers by their bits, dtypes and shapes; all NaN are equal."""
-    digest = hashlib.sha256()
-    for array in map(as_array, arrays):
-        if array.dtype.kind == "f":
-            array = np.where(np.isnan(array), np.nan, array).astype(array.dtype)
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()[:16]
-
-
 # The answers of a score
 
 
-def _answers(score: Score, near: ArrayLike | None) -> Iterator[Tensor]:
+def _answers(score: Score, near: ArrayLike | None) -> Iterator[np.ndarray]:
     """Yield values of a score, its products, its minibatches and its density, at points of several scales."""
     score, x = score.double, _points(score, near)
     asked = score
@@ -143,7 +130,7 @@ def answers_at(score: Score, whitening: Whitening) -> str:
     score = whitening.straighten(score)
     x = whitening.map.unwhiten(_normal_points(score).to(whitening.map.m))
     modes = torch.from_numpy(np.array(whitening.modes[:N_NEAR])).to(x)
-    return checksum(_known(score.double(torch.cat([x, modes.reshape(-1, x.shape[1])])), score))
+    return joblib.hash(_known(score.double(torch.cat([x, modes.reshape(-1, x.shape[1])])), score))
 
 
 def _points(score: Score, near: ArrayLike | None) -> Tensor:
@@ -166,10 +153,10 @@ def _standard_normal(n: int, d: int) -> Tensor:
     return torch.randn(n, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def _known(s: Tensor, score: Score) -> Tensor:
-    """Return numbers s (n, ...) rounded to six digits of the largest, which do not depend on the number of ranks."""
-    if score.rank is None:
-        return s
-    size = s.abs().nan_to_num(0, 0, 0).reshape(len(s), -1).amax(1)
-    unit = torch.exp2(size.log2().floor() - 20).view(-1, *[1] * (s.dim() - 1))  # a power of two, without rounding
-    return (s / unit).round() * unit
+def _known(s: Tensor, score: Score) -> np.ndarray:
+    """Return numbers s (n, ...), of ranks rounded to six digits of the largest, which do not depend on how many."""
+    if score.rank is not None:
+        size = s.abs().nan_to_num(0, 0, 0).reshape(len(s), -1).amax(1)
+        unit = torch.exp2(size.log2().floor() - 20).view(-1, *[1] * (s.dim() - 1))  # a power of two, without rounding
+        s = (s / unit).round() * unit
+    return np.where(s.isnan().cpu(), np.nan, as_array(s))  # NaN of one sign

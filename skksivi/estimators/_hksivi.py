@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._utils.arrays import check_function
 from skksivi._utils.numbers import check_integer
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions
@@ -64,10 +63,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     bridge : {"auto", "linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="auto"
         The :math:`\lambda_t` as a function of u = t / T in [0, 1), one at zero: 1 - u, (1 - u)^2, half a cosine,
         100^-u, or one for every layer. "auto" is "none" if the base is the pilot, which is already at the target,
-        otherwise "linear". `skksivi.parameters.Bridge` also sets the weights :math:`\beta(t)` of the layers, and
-        whether gradients go through the layers.
-    shared_network : bool, default=False
-        Whether all layers share one network of (x, :math:`\lambda_t`).
+        otherwise "linear". `skksivi.parameters.Bridge` also sets the weights :math:`\beta(t)` of the layers.
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
         The base :math:`q_T` in whitened coordinates u. "normal" is the standard normal. "pilot" is a Gaussian mixture
         fitted to the points of the pilot or, with whiten="diagonal", these points themselves. "auto" is "pilot" if
@@ -203,7 +199,6 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         "n_layers": [StrOptions({"auto"}), Interval(Integral, 1, None, closed="left")],
         "bridge": [StrOptions(set(BRIDGES)), callable, Bridge],
         "scale": [StrOptions({"auto", "constant"}), Scale],
-        "shared_network": ["boolean"],
         "mixing": [StrOptions({"auto", "normal", "pilot"}), HasMethods("build"), callable],
     }
 
@@ -211,7 +206,6 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     _training: ClassVar[dict[str, object]] = {
         "n_layers": 5,
         "bridge": "auto",
-        "shared_network": False,
         "mixing": "auto",
         "kernel": "gaussian",
         "bandwidth": "auto",
@@ -226,7 +220,6 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
 
     n_layers: str | int = "auto"
     bridge: str | Callable[[float], float] | Bridge = "auto"
-    shared_network: bool = False
     max_iter: int = 3000
 
     def sample(
@@ -279,10 +272,9 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         self, score_u: DifferentiableScore, family: Hierarchy, start: Start[Hierarchy], generator: torch.Generator
     ) -> Objective:
         """Return the weighted sum of the discrepancies over the layers."""
-        family.through = not checked_object(Bridge, self.bridge).stop_gradient
         terms = [] if start.penalty is None else [start.penalty]
         weights = self._layer_weights(family.n_layers)
-        if start.memory is not None and not family.through:
+        if start.memory is not None:
             score_u = WithoutProducts(score_u)
         estimate = self._estimate(score_u, family.n_features, start.memory)
         return objective_of(estimate, score_u, family, generator, terms=terms, weights=weights)
@@ -290,9 +282,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     def _layer_weights(self, T: int) -> list[float]:
         """Return the beta(t) of T layers, checked."""
         beta = checked_object(Bridge, self.bridge).weights
-        if callable(beta):
-            check_function(beta, "weights", "u")
-        weights = [beta(t / T) for t in range(T)] if callable(beta) else [1.0] * T if beta is None else list(beta)
+        weights = [1.0] * T if beta is None else list(beta)
         numbers = all(isinstance(b, Real | np.number) and 0 <= float(b) < math.inf for b in weights)
         if len(weights) != T or not numbers or not any(weights):
             raise ValueError(
@@ -332,6 +322,5 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
             initial_scale=sigma,
             min_scale=self._floor(),
             generator=generator,
-            shared_network=self.shared_network,
         )
         return family, penalty

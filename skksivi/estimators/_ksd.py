@@ -67,7 +67,7 @@ PATH, KSD = "path gradient", "kernel Stein discrepancy"
 BATCH_SIZES = {"path": 32, "u-statistic": 128, "vanilla": 128}
 
 #: Training parameters that also shape the start.
-OF_START = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge", "shared_network"}
+OF_START = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge"}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

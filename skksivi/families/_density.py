@@ -317,4 +317,4 @@ def learned_ways_back(family: Hierarchy, score_fn: ScoreFunction, generator: tor
 
 def _features(family: Hierarchy, t: int, x: Tensor, s_p: Tensor) -> Tensor:
     """Return 1, x and the Langevin step at x (n, d): a reversed chain is nearly linear in them."""
-    return torch.cat([torch.ones_like(x[:, :1]), x, family.drift_with_pullback(t, x, s_p)[0]], 1)
+    return torch.cat([torch.ones_like(x[:, :1]), x, family.drift(t, x, s_p)], 1)

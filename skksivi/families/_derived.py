@@ -207,11 +207,6 @@ class Refined(Derived):
     log_bound: float
     acceptance: float
 
-    @classmethod
-    def restored(cls, sampler: Sampler, origin: Affine | None, log_bound: float, acceptance: float) -> Refined:
-        """Return a sampler without a score."""
-        return cls(sampler, None, origin, log_bound, acceptance)
-
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d).
 

@@ -37,18 +37,13 @@ class Hierarchy(nn.Module):
     Parameters
     ----------
     networks : sequence of Map
-        One per layer, or one for all with the input (x, lambda_t).
+        One per layer.
     mixing : Mixing
         The base q_T.
     levels : sequence of float
         The lambdas, layer 0 first.
     initial_scale : Tensor of shape (d,)
     min_scale : float
-
-    Attributes
-    ----------
-    through : bool
-        Whether the loss of a layer is differentiated through the layers above it.
     """
 
     half_square: Tensor
@@ -67,30 +62,10 @@ class Hierarchy(nn.Module):
         self.mixing = mixing
         self.levels = [float(level) for level in levels]
         self.min_scale = min_scale
-        self.through = False
         self.n_features = len(initial_scale)
         a = (initial_scale.square() - min_scale**2).log()
         self.log_variances = nn.ModuleList(Constant(a.clone()) for _ in self.levels)
         self.register_buffer("half_square", initial_scale.square() / 2)
-
-    @classmethod
-    def restored(
-        cls,
-        networks: list[Map],
-        a: list[Constant],
-        levels: list[float],
-        mixing: Mixing,
-        half_square: Tensor,
-        min_scale: float,
-        through: bool,
-    ) -> Hierarchy:
-        """Return an untrained hierarchy; raise ValueError unless the layers fit together."""
-        if len(half_square) != mixing.latent_dim or len(a) != len(levels):
-            raise ValueError("the layers of its hierarchy do not fit")
-        ones = torch.ones_like(half_square)
-        family = cls(networks, mixing=mixing, levels=levels, initial_scale=ones, min_scale=min_scale)
-        family.half_square, family.log_variances, family.through = half_square, nn.ModuleList(a), through
-        return family.requires_grad_(False)
 
     @property
     def a(self) -> list[Constant]:
@@ -111,27 +86,17 @@ class Hierarchy(nn.Module):
         level = self.levels[t]
         return s_p if level == 1 else torch.add(level * s_p, self.mixing.score(x), alpha=1 - level)
 
-    def drift_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Return the clipped Langevin step at x (n, d), and the map of its gradients to gradients in s_t."""
+    def drift(self, t: int, x: Tensor, s_p: Tensor) -> Tensor:
+        """Return the clipped Langevin step at x (n, d)."""
         sigma = (2 * self.half_square).sqrt()
         w = sigma / 2 * self.bridge(t, x, s_p)
         norm = torch.linalg.vector_norm(w, dim=1, keepdim=True)
-        factor = (5 * math.sqrt(self.n_features) / norm).clamp_max(1)
+        return sigma * (5 * math.sqrt(self.n_features) / norm).clamp_max(1) * w
 
-        def pullback(g: Tensor) -> Tensor:
-            v = sigma * g
-            along = (w * v).sum(1, keepdim=True) / norm.square()
-            return sigma / 2 * factor * (v - along.where(factor < 1, 0) * w)
-
-        return sigma * factor * w, pullback
-
-    def mean_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Pullback, ScoreFunction]:
-        """Return mu_t at x (n, d), and the pullbacks through its network and through the Langevin step."""
-        shared = len(self.networks) < self.n_layers
-        inputs = torch.cat([x, x.new_full((len(x), 1), self.levels[t])], 1) if shared else x
-        residual, pull = self.maps[0 if shared else t].with_pullback(inputs)
-        drift, pull_drift = self.drift_with_pullback(t, x, s_p)
-        return x + residual + drift, pull, pull_drift
+    def mean_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Pullback]:
+        """Return mu_t at x (n, d), and the pullback through its network."""
+        residual, pull = self.maps[t].with_pullback(x)
+        return x + residual + self.drift(t, x, s_p), pull
 
     def sigma(self, t: int) -> Tensor:
         """Return the standard deviations of a layer, shape (d,)."""
@@ -157,40 +122,26 @@ class Hierarchy(nn.Module):
         self, n: int, generator: torch.Generator, score: DifferentiableScore
     ) -> tuple[Drawn, DrawPullback]:
         """Draw n rows of every layer, with the scores s_t; return them, (T, n, d), and the pullback."""
-        T, d = self.n_layers, self.n_features
+        T = self.n_layers
         x = self.mixing(n, self.half_square, generator)
         sigmas = [self.sigma(t) for t in range(T)]
         layers: list[_Layer] = []  # index 0 first
         s_p, _ = score.with_pullback(x)
         for t in reversed(range(T)):
-            mu, pull_mean, pull_drift = self.mean_with_pullback(t, x, s_p)
+            mu, pull_mean = self.mean_with_pullback(t, x, s_p)
             xi = torch.empty_like(mu).normal_(generator=generator)
             x = torch.addcmul(mu, sigmas[t], xi)
             s_p, pull_score = score.with_pullback(x)
-            layers.insert(0, _Layer(x, self.bridge(t, x, s_p), xi, pull_mean, pull_drift, pull_score))
+            layers.insert(0, _Layer(x, self.bridge(t, x, s_p), xi, pull_mean, pull_score))
 
         def pullback(dx: Tensor, ds: Tensor, dc: Tensor) -> None:
-            carried, drift = None, 0.0  # gradients in x_t and s_p that layer t - 1 passes on
-            is_shared = len(self.networks) < T  # then each pullback sets the gradients of the one network
-            gradients = [p.grad for p in self.networks[0].parameters() if is_shared and p.grad is not None]
-            totals = [torch.zeros_like(gradient) for gradient in gradients]
-            for t, layer in enumerate(layers):
+            for t, layer in enumerate(layers):  # each is trained for its own target alone
                 level = self.levels[t]
-                g = dx[t] + layer.pull_score(level * ds[t] + drift)
+                g = dx[t] + layer.pull_score(level * ds[t])
                 if level < 1:
                     g.addcmul_(self.mixing.score_slope(layer.x), ds[t], value=1 - level)
-                if carried is not None:
-                    g += carried
-                dz = layer.pull_mean(g)
-                for total, gradient in zip(totals, gradients, strict=True):
-                    total += gradient
+                layer.pull_mean(g)
                 self._pull_scale(t, g, dc[t], layer.xi, sigmas[t])
-                if self.through and t + 1 < T:
-                    of_score = layer.pull_drift(g)
-                    carried = g + (1 - level) * self.mixing.score_slope(layers[t + 1].x) * of_score + dz()[:, :d]
-                    drift = level * of_score
-            for total, gradient in zip(totals, gradients, strict=True):
-                gradient.copy_(total)
 
         drawn = zip(*((a.x, a.bridge, a.xi / -sigma) for a, sigma in zip(layers, sigmas, strict=True)), strict=True)
         return Drawn(*(torch.stack(part) for part in drawn)), pullback
@@ -216,14 +167,11 @@ def langevin_hierarchy(
     initial_scale: Tensor,
     min_scale: float,
     generator: torch.Generator,
-    shared_network: bool = False,
 ) -> Hierarchy:
     """Build a hierarchy whose networks start at zero, so that it is a chain of Langevin steps."""
     d, zero = len(initial_scale), torch.zeros_like(initial_scale)
-    sizes = [d + shared_network, *hidden_layer_sizes, d]
     networks = [
-        MultilayerPerceptron(sizes, generator, zero.dtype).start_at(zero)
-        for _ in range(1 if shared_network else len(levels))
+        MultilayerPerceptron([d, *hidden_layer_sizes, d], generator, zero.dtype).start_at(zero) for _ in levels
     ]
     return Hierarchy(networks, mixing=mixing, levels=levels, initial_scale=initial_scale, min_scale=min_scale)
 
@@ -235,5 +183,4 @@ class _Layer(NamedTuple):
     bridge: Tensor
     xi: Tensor
     pull_mean: Pullback
-    pull_drift: ScoreFunction
     pull_score: ScoreFunction

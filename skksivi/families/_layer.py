@@ -94,10 +94,8 @@ class MultilayerPerceptron(Map):
         self.layers = nn.ModuleList(layers)
 
     @classmethod
-    def restored(cls, layers: list[nn.Linear]) -> MultilayerPerceptron:
-        """Raise ValueError unless the linear layers fit together."""
-        if not all(a.out_features == b.in_features for a, b in itertools.pairwise(layers)):
-            raise ValueError("the layers of its network do not fit")
+    def of(cls, layers: list[nn.Linear]) -> MultilayerPerceptron:
+        """Return the network of these linear layers."""
         network = cls([], torch.Generator(), torch.float32)
         network.layers.extend(layers)
         return network
@@ -278,15 +276,6 @@ class SemiImplicit(nn.Module):
         self.n_features = n_features
         self.mixing = mixing
         self.min_scale = min_scale
-
-    @classmethod
-    def restored(cls, mean: Map, log_variance: Map, mixing: Mixing, min_scale: float) -> SemiImplicit:
-        """Return an untrained family; raise ValueError unless z is as long as its parts need."""
-        (first, *_), (*_, last) = mean.parameters(), log_variance.parameters()
-        if first.shape[1] != mixing.latent_dim:
-            raise ValueError("the mean of its family does not take its z")
-        family = cls(mean, log_variance, n_features=len(last), mixing=mixing, min_scale=min_scale)
-        return family.requires_grad_(False)
 
     def sigma(self, z: Tensor) -> Tensor:
         """Return the standard deviations, shape (d,) or (n, d)."""

@@ -212,11 +212,6 @@ class Layers(OfFamily):
     score: Score | None
     seed: int
 
-    @classmethod
-    def restored(cls, family: Hierarchy, whitening: Whitening, seed: int) -> Layers:
-        """Return layers without a score."""
-        return cls(family, whitening, None, seed)
-
     @property
     def score_in_u(self) -> ScoreFunction:
         """The score by which it draws.

@@ -4,12 +4,17 @@
 `energy_distance` takes no root. Between two exact samples they are not zero: `noise_floor` gives their values.
 """
 
-from skksivi.metrics._correlation import correlation_error
-from skksivi.metrics._floor import NoiseFloor, noise_floor
-from skksivi.metrics._neighbors import kl_divergence
-from skksivi.metrics._pairs import energy_distance, mmd
+from skksivi.metrics._samples import (
+    NoiseFloor,
+    correlation_error,
+    energy_distance,
+    kl_divergence,
+    mmd,
+    noise_floor,
+    sliced_wasserstein,
+    wasserstein_in_box,
+)
 from skksivi.metrics._stein import KSDTest, ksd, ksd_test
-from skksivi.metrics._transport import sliced_wasserstein, wasserstein_in_box
 
 __all__ = [
     "KSDTest",

@@ -14,7 +14,7 @@ from torch import Tensor
 from skksivi._utils.arrays import as_tensor, make_generator, without_graph
 from skksivi._utils.numbers import check_integer
 from skksivi.kernels import IMQ, Kernel, resolve_kernel
-from skksivi.metrics._base import check_statistic
+from skksivi.metrics._samples import check_statistic
 from skksivi.score._probe import in_double
 from skksivi.score._score import ScoreFunction, function_of
 from skksivi.stein._discrepancy import Matrix, finite_scores, mean_within, stein_matrix, tiles, total, upper_blocks

@@ -395,22 +395,6 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     def _n_weights(self) -> int:
         return (self.n_features_in_ + 2) * (self._n_units or 0) + 1
 
-    def check_learned(self) -> None:
-        """Raise ValueError if what a file holds is not a fit."""
-        if self.estimators_:
-            sizes = {(type(one), getattr(one, "n_features_in_", None)) for one in self.estimators_}
-            if sizes != {(KSIVIRegressor, self.n_features_in_)}:
-                raise ValueError("`estimators_` are not regressors of as many features")
-            return
-        if self._process is not None:
-            widths = {2}
-        elif self._n_units is not None:
-            widths = {self._n_weights() + 1, self._n_weights() + 2}
-        else:
-            widths = {self.n_features_in_ + 3}
-        if self._width() not in widths:
-            raise ValueError("`draws_` do not belong to a regression")
-
     def _noise_variance(self) -> np.ndarray:
         """Return the variance of the noise of y for each draw, shape (n_draws, 1)."""
         unit = 1.0 if self._process is None else self._process.noise_variance
@@ -696,13 +680,6 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         self.target_: Any = model(self._with_ones(X), y, self.prior_precision, sample_weight=w)
         self._fit_draws(self._new_approximator(len(X)), self.target_)
         return self
-
-    def check_learned(self) -> None:
-        """Raise ValueError if what a file holds is not a fit."""
-        k = len(self.classes_)
-        width = (self.n_features_in_ + 1) * {0: 0, 1: 0, 2: 1}.get(k, k)
-        if not width or self._width() != width:
-            raise ValueError("`draws_` do not belong to a classification")
 
     def _plane(self) -> tuple[np.ndarray, np.ndarray]:
         self._check_learned("coef_")

@@ -444,7 +444,7 @@ def from_rows(score_fn: RowsScore, *, n_rows: int, n_features: int) -> _RowsTarg
     return _RowsTarget(score_fn, int(n_rows), int(n_features))
 
 
-def from_score_fn(  # noqa: PLR0913
+def from_score_fn(
     score_fn: UntriedScore,
     n_features: int,
     *,
@@ -453,8 +453,6 @@ def from_score_fn(  # noqa: PLR0913
     backend: str | None = None,
     chunk_size: int = 1,
     timeout: float | None = None,
-    retries: int = 1,
-    progress: Callable[[int], object] | None = None,
 ) -> Target:
     """Make a target from a bare score function, which several workers may evaluate.
 
@@ -478,12 +476,9 @@ def from_score_fn(  # noqa: PLR0913
         Rows per call of the function. One row per call is efficient only if the function takes more than a few
         milliseconds.
     timeout : float, default=None
-        Seconds that a chunk may take; not used with one worker, which is this process. A process that takes longer is
-        stopped; a thread, or a worker of a cluster, is abandoned.
-    retries : int, default=1
-        How often a chunk is retried if it took too long or its worker was lost.
-    progress : callable, default=None
-        Called after each chunk with the number of rows evaluated, such as the `update` of a tqdm bar.
+        Seconds that a chunk may take, as in joblib, at the first call with the start of the workers; not used with
+        one worker, which is this process. A process that takes longer is stopped; a thread, or a worker of a cluster,
+        is abandoned.
 
     Returns
     -------
@@ -495,7 +490,7 @@ def from_score_fn(  # noqa: PLR0913
         A parameter is of a wrong type or out of its range. In a fit: the function cannot be sent to a process, or
         its result for a chunk does not have the shape of the points.
     TimeoutError, ConnectionError
-        In a fit: a chunk takes too long, or its worker is lost, each time. Training that has begun keeps its state.
+        In a fit: a chunk takes too long, or its worker is lost. Training that has begun keeps its state.
 
     See Also
     --------
@@ -518,15 +513,7 @@ def from_score_fn(  # noqa: PLR0913
         raise TypeError(f"`score_fn` must be callable, got a {type(score_fn).__name__}.")
     check_integer(n_features, "n_features", min_val=1)
     if n_jobs is not None:
-        score_fn = ByWorkers(
-            score_fn,
-            n_jobs=n_jobs,
-            backend=backend,
-            chunk_size=chunk_size,
-            timeout=timeout,
-            retries=retries,
-            progress=progress,
-        )
+        score_fn = ByWorkers(score_fn, n_jobs=n_jobs, backend=backend, chunk_size=chunk_size, timeout=timeout)
     target = _ScoreTarget(score_fn, int(n_features))
     target.products = products
     return target

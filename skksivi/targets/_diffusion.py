@@ -42,7 +42,6 @@ class ConditionedDiffusion(Target):
     See Also
     --------
     BrownianBridge : A random walk with unknown scales.
-    skksivi.plotting.PathDisplay : The band of a path.
 
     References
     ----------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from skksivi._utils.numbers import check_integer
-from skksivi._utils.warnings import warn_caller
 from skksivi.score._score import ScoreFunction, ScoreWithProduct, is_target
 from skksivi.targets._base import (
     Blocks,
@@ -31,9 +29,6 @@ from skksivi.targets._base import (
 
 #: A batch of a loader.
 B = TypeVar("B")
-
-#: Fewest rows of a batch for which two equal ones are taken to be the same rows.
-FEWEST_COMPARED = 32
 
 #: Rows of the beginning of a stream that are kept in memory.
 N_KEPT = 2**16
@@ -133,11 +128,6 @@ class Minibatches(Target):
         ValueError
             A batch has other features or columns than the first; a pass has fewer or more rows than it should. In a
             fit, training that has begun keeps its state.
-
-        Warns
-        -----
-        UserWarning
-            Two batches of a pass are the same.
 
         Examples
         --------
@@ -241,18 +231,10 @@ class Reader(Generic[B]):
             raise BrokenLoaderError(f"`loader` failed in a pass: {error}.") from error
 
     def _targets(self) -> Iterator[OfRows]:
-        """Yield the targets of batches; warn of the first that is repeated."""
-        seen: set[bytes] | None = set()
         batches = self.loader() if callable(self.loader) else self.loader
         for k, batch in enumerate(batches):
             target = self._checked(self.target_of_batch(batch), batch, k)
             self.reading.n_rows += target.n_rows
-            if seen is not None and target.n_rows >= FEWEST_COMPARED:
-                if (digest := _digest(batch)) in seen:
-                    warn_caller(f"`loader` repeats rows: batch {k} of a pass is the same as one before it.")
-                    seen = None
-                else:
-                    seen.add(digest)
             moves = self.device is not None or self.dtype is not None
             yield target.to(device=self.device, dtype=self.dtype) if moves else target
 
@@ -282,16 +264,6 @@ def _columns(batch: Any) -> object:  # noqa: ANN401
     if isinstance(batch, list | tuple):
         return [_columns(part) for part in batch]
     return tuple(np.shape(batch)[1:])
-
-
-def _digest(batch: Any) -> bytes:  # noqa: ANN401
-    if hasattr(batch, "schema"):
-        batch = batch.columns
-    parts = list(batch.values()) if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else [batch]
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(np.asarray(part).tobytes())
-    return digest.digest()
 
 
 class Weighted(Summed):

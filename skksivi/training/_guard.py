@@ -55,20 +55,15 @@ class MomentPenalty:
         The w of the formula.
     memory : float, default=0.95
         Decay of the running averages.
+    running : Moments, default=None
+        The averages of a training under way.
     """
 
-    def __init__(self, target: Moments, weight: float, memory: float = 0.95) -> None:
+    def __init__(self, target: Moments, weight: float, memory: float = 0.95, running: Moments | None = None) -> None:
         self.target = target
         self.weight = weight
         self.memory = memory
-        self.running = Moments(*(a.clone() for a in target))
-
-    @classmethod
-    def restored(cls, target: Moments, weight: float, running: Moments) -> MomentPenalty:
-        """Return the penalty of a training under way."""
-        penalty = cls(target, weight)
-        penalty.running = running
-        return penalty
+        self.running = running or Moments(*(a.clone() for a in target))
 
     def gradient(self, u: Tensor, s: Tensor | None = None) -> Tensor:
         """Return the gradient in the draws u (..., n, d), for each layer separately."""

@@ -14,9 +14,8 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MALA, SGLD
-from skksivi.baselines._mala import ChainState, adapted_step, mala_step
+from skksivi.baselines._chains import ChainState, adapted_step, mala_step, step_sizes
 from skksivi.baselines._points import step_integral
-from skksivi.baselines._sgld import step_sizes
 from skksivi.families._samplers import Chains
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._probe import in_double

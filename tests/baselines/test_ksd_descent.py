@@ -8,8 +8,8 @@ from plain_targets import normal
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import kernels
-from skksivi.baselines import KSDDescent, _ksd_descent
-from skksivi.baselines._ksd_descent import ksd_gradient, last_fall
+from skksivi.baselines import KSDDescent, _particles
+from skksivi.baselines._particles import ksd_gradient, last_fall
 from skksivi.score._score import autograd_pullback
 
 KERNELS = {
@@ -114,7 +114,7 @@ def test_lbfgs_that_is_interrupted_keeps_the_best_particles(end, n_calls, monkey
         seen.append((ksd.item(), x.clone()))
         return ksd, dx, ds
 
-    monkeypatch.setattr(_ksd_descent, "ksd_gradient", spy)
+    monkeypatch.setattr(_particles, "ksd_gradient", spy)
     q = KSDDescent(whiten=None, n_particles=20, bandwidth=0.3, random_state=0)
     with pytest.raises(end):
         q.fit(lambda x: -x - 50 * x**3, n_features=2)

@@ -8,7 +8,7 @@ import torch
 from plain_targets import normal
 
 from skksivi.baselines import MALA, MIED
-from skksivi.baselines._mied import MOLLIFIERS, mied_gradient
+from skksivi.baselines._particles import MOLLIFIERS, mied_gradient
 from skksivi.baselines._points import step_integral
 from skksivi.targets import Banana, Target
 

@@ -11,8 +11,8 @@ from plain_targets import GaussianScore, generator, log_gamma_score, normal, ori
 from skksivi import kernels
 from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MIED, SVGD, KSDDescent
+from skksivi.baselines._particles import svgd_direction
 from skksivi.baselines._points import find_start
-from skksivi.baselines._svgd import svgd_direction
 from skksivi.families._samplers import Particles
 from skksivi.kernels import Gaussian, Tilted
 from skksivi.pilot._pilot import find_whitening

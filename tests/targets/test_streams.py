@@ -238,11 +238,6 @@ def test_a_loader_that_shuffles_anew_has_no_checkpoint(tmp_path):
 # Loaders that do not keep their word
 
 
-def twice():
-    yield from batches()
-    yield from batches(n=B)
-
-
 def wider():
     yield from batches(n=2 * B)
     yield np.column_stack([X[:B], X[:B, 0]]), Y[:B]
@@ -276,11 +271,6 @@ def test_what_was_learned_outlives_a_loader(whole, silent):
         q.fit(stream)
     assert 5 < q.n_iter_ < 25
     assert np.isfinite(q.sample(3)).all()
-
-
-def test_a_loader_that_repeats_rows_is_told():
-    with pytest.warns(UserWarning, match="`loader` repeats rows: batch 20 of a pass is the same as one before it"):
-        Minibatches.from_loader(twice, target_of_batch)
 
 
 def test_a_change_of_names_is_told():

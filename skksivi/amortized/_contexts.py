@@ -19,9 +19,6 @@ Source = ArrayLike | Callable[[int, np.random.RandomState], ArrayLike] | Iterabl
 #: Contexts: rows (m, c), or m sets of shape (n_i, c).
 Rows = Tensor | list[Tensor]
 
-#: Contexts that are read from a loader, at most.
-MOST_READ = 100_000
-
 
 def take(y: Rows, index: Tensor) -> Rows:
     return y[index] if isinstance(y, Tensor) else [y[i] for i in index.tolist()]
@@ -101,7 +98,7 @@ def _read(loader: Iterable[Any], sets: bool) -> tuple[ArrayLike, ArrayLike | Non
         made, own = _pair(tuple(batch) if not sets and _is_of_fields(batch) else batch)
         contexts.extend(made if isinstance(made, list) else as_array(made))
         parameters.extend([] if own is None else as_array(own))
-        if len(contexts) >= MOST_READ:
+        if len(contexts) >= 100_000:
             break
     if not contexts:
         raise ValueError("`contexts` is a loader without batches, expected some of shape (n, c).")

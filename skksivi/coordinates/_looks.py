@@ -8,17 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Points in 1, 2, ... dimensions, and their distances from the mode.
-N_LOOKS, NEAR, FAR = (128, 512, 1024, 2048, 6144), 3.0, 15.0
-
-#: How many times as many there are with high effort, and at most.
-MORE, MOST = 32, 2**15
+#: Distances of the points from the mode.
+NEAR, FAR = 3.0, 15.0
 
 
 def n_looks(d: int, *, thorough: bool = False) -> int:
     """Return the number of looks in d dimensions, none in more than five."""
-    n = N_LOOKS[d - 1] if d <= len(N_LOOKS) else 0
-    return min(MORE * n, MOST) if thorough else n
+    in_dimensions = (128, 512, 1024, 2048, 6144)  # one, two, ...
+    n = in_dimensions[d - 1] if d <= len(in_dimensions) else 0
+    return min(32 * n, 2**15) if thorough else n
 
 
 def looks(d: int, n: int, seed: int) -> Tensor:

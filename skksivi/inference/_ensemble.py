@@ -27,8 +27,6 @@ from skksivi.training._run import ordinary_mode
 #: Draws of each fit that are compared, and the R-hat of a coordinate above which fits are reported to disagree.
 N_COMPARED, MAX_RHAT = 1000, 1.05
 
-#: Steps of the search for weights.
-N_STEPS = 1000
 
 A = TypeVar("A", bound=BaseApproximator)
 
@@ -300,7 +298,7 @@ def best_weights(log_q: Tensor, omega: Tensor) -> Tensor:
     seen = log_q.isfinite().any(1)
     log_q, omega = log_q[seen], omega[seen] / omega[seen].sum()
     w = torch.full_like(log_q[0], 1 / log_q.shape[1])
-    for _ in range(N_STEPS):
+    for _ in range(1000):
         w = omega @ (log_q + w.log()).softmax(1)
     return w / w.sum()
 

@@ -6,14 +6,11 @@ import sys
 import warnings
 from typing import Protocol
 
-#: Packages whose frames stand between the line that is told and the warning: scikit-learn wraps `fit`.
-PASSED = ("skksivi", "sklearn")
-
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line from which the package was called, however deep the warning arises."""
     frame, level = sys._getframe(), 1  # noqa: SLF001
-    while frame.f_back is not None and _package(frame.f_globals) in PASSED:
+    while frame.f_back is not None and _package(frame.f_globals) in ("skksivi", "sklearn"):  # the latter wraps `fit`
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 
@@ -28,9 +25,6 @@ class HasParameters(Protocol):
     def get_params(self) -> dict[str, object]: ...
 
 
-#: Parameters that are not meant to change a fit.
-OF_MACHINE = {"checkpoint", "device", "verbose"}
-
 #: The last grade of each replicate of a target in this process, with the settings of its fit.
 _LAST: dict[tuple[object, ...], tuple[float, dict[str, str]]] = {}
 
@@ -44,7 +38,7 @@ def compared(estimator: HasParameters, X: object, grade: float) -> float:
     settings = {name: repr(value) for name, value in estimator.get_params().items()}
     last, before = _LAST.get(key, (None, {}))
     _LAST[key] = grade, settings
-    known = (settings.keys() & before.keys()) - OF_MACHINE
+    known = (settings.keys() & before.keys()) - {"checkpoint", "device", "verbose"}  # not meant to change a fit
     changed = sorted(name for name in known if settings[name] != before[name])
     if grade == last and changed:
         warn_caller(

@@ -28,7 +28,7 @@ from skksivi.judge._verdict import Errors, Grade, Verdict, words_of
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
 from skksivi.score._score import Score
-from skksivi.stein._directions import MOST_CALLS, N_DRAWS, N_SCORES, first_difference, suspect_directions
+from skksivi.stein._directions import MOST_CALLS, N_SCORES, first_difference, suspect_directions
 from skksivi.stein._discrepancy import agree, stein_shift, stein_variances
 from skksivi.training._hooks import CERTIFICATE
 from skksivi.training._run import Fit
@@ -274,7 +274,7 @@ def _difference(sampler: Layer | Layers, score: Score, most: int | None) -> str 
     """Describe the direction along which the draws of a sampler are wrong, if that takes no more than the most calls
     and a fifth of those of the fit; the draws of a hierarchy take calls, too.
     """
-    tally, whitening, n_draws, n_calls = score.tally, sampler.whitening, N_DRAWS, MOST_CALLS
+    tally, whitening, n_draws, n_calls = score.tally, sampler.whitening, 20_000, MOST_CALLS
     left = min(math.inf if most is None else most - tally.total, tally.total / 5)
     if isinstance(sampler, Layers):
         n_draws //= 10
@@ -352,17 +352,15 @@ def better(trained: Fit, before: Fit) -> Fit:
         and new.errors.worst(THRESHOLDS.n_se).excess <= old.errors.worst(0).excess
     ):
         return trained
-    report = {**trained.report, **{name: before.report[name] for name in KEPT}}
+    # what a fit that is returned keeps, whatever was tried after it
+    own = ("certificate_", "verdict_", "fitted_by_", "best_iter_", "score_checksum_")
+    report = {**trained.report, **{name: before.report[name] for name in own}}
     remark = (
         f"The training did not improve on its start, which is returned. At its end {new.reason}; at its start "
         f"{old.reason}. Lower `learning_rate`, or raise `batch_size` or `max_iter`; early_stopping=False returns the "
         "last state all the same."
     )
     return trained._replace(sampler=before.sampler, report=report, remark=remark)
-
-
-#: What a fit that is returned keeps of its own, whatever was tried after it.
-KEPT = ("certificate_", "verdict_", "fitted_by_", "best_iter_", "score_checksum_")
 
 
 def is_better(a: Verdict, b: Verdict) -> bool:

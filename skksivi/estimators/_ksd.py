@@ -53,9 +53,6 @@ from skksivi.training._guard import MomentPenalty, Watch
 from skksivi.training._loop import Objective
 from skksivi.training._run import Fit, Run
 
-#: Training parameters that also shape the start.
-OF_START = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge", "shared_network"}
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SteinTrained(Trained, Generic[F]):
@@ -373,7 +370,9 @@ def is_default(value: object, default: object) -> bool:
 def _warn_of_train(est: SteinTrained, is_set: list[str]) -> None:
     """Warn of parameters that contradict `train`."""
     chains = chains_of(est.whiten)
-    ignored = [name for name in is_set if name not in OF_START]
+    # these also shape the start
+    shaping = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge", "shared_network"}
+    ignored = [name for name in is_set if name not in shaping]
     if est.train is False and ignored:
         warn_caller(
             f"`train` is False, so {', '.join(f'`{name}`' for name in ignored)} will be ignored; leave "

@@ -24,7 +24,6 @@ SCALES, STRETCHES = (1.5, 2.0, 4.0, 8.0, 16.0, 32.0), (2.0, 4.0, 8.0)
 
 #: Draws from which the shares of cells are estimated, so that no ratio is larger.
 N_ASSIGNED = 20_000
-MAX_RATIO = N_ASSIGNED * (1 + 1e-9)
 
 #: Decides which of the float64 points (n, d) are kept, by uniform numbers (n,).
 Keeps = Callable[[Tensor, Tensor], Tensor]
@@ -80,7 +79,7 @@ class Reweighted(Derived):
     ratios: Tensor
 
     def __post_init__(self) -> None:
-        if not self.ratios.max() <= MAX_RATIO:
+        if not self.ratios.max() <= N_ASSIGNED * (1 + 1e-9):
             raise ValueError("the ratios of the weights of its cells are larger than any shares have")
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:

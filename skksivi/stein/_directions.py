@@ -24,8 +24,8 @@ from torch import Tensor
 from skksivi._utils.arrays import as_array, as_tensor
 from skksivi.score._score import DifferentiableScore, ScoreFunction
 
-#: Draws that are enough, and how many of their scores are asked for.
-N_DRAWS, N_SCORES = 20_000, 200
+#: Draws whose scores are asked for.
+N_SCORES = 200
 
 #: Leading directions at most, and the most from which they are chosen.
 N_DIRECTIONS, N_TURNED = 2, 10

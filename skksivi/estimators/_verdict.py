@@ -179,18 +179,11 @@ def remark_of(watch: Watch, best_iter: int, n_before: int) -> str | None:
     if not at_start:
         return None
     (_, before), *after = watch.values
-    return _not_better(
-        f"the squared discrepancy in `ksd_curve_` is {before:.2g} there and at least {min(v for _, v in after):.2g} "
-        "after it"
-    )
-
-
-def _not_better(why: str) -> str:
-    """Return the remark that a fit draws from its start."""
     return (
-        f"The training did not improve on its start, which is returned: {why}. If `diagnose` finds no fault in it, "
-        "nothing is left to train; else lower `learning_rate` or raise `batch_size`. early_stopping=False returns "
-        "the last state all the same."
+        "The training did not improve on its start, which is returned: the squared discrepancy in `ksd_curve_` is "
+        f"{before:.2g} there and at least {min(v for _, v in after):.2g} after it. If `diagnose` finds no fault in "
+        "it, nothing is left to train; else lower `learning_rate` or raise `batch_size`. early_stopping=False "
+        "returns the last state all the same."
     )
 
 

@@ -172,7 +172,8 @@ def ensemble(
     array([1., 1.])
     """
     check_approximator(est, target)
-    _check_pooling(pooling)
+    if pooling not in ("evidence", "equal"):
+        raise ValueError(f"`pooling` must be 'evidence' or 'equal', got {pooling!r}.")
     check_integer(n_fits, "n_fits", min_val=1)
     check_integer(n_samples, "n_samples", min_val=LEAST_DRAWS)
     unwrapped(target, n_features)
@@ -201,11 +202,6 @@ def ensemble(
         )
     pooled = _pooled(members, weights, make_seed(rng))
     return Ensemble(members, as_array(weights), elbo, log_z, r_hat, failures, pooled)
-
-
-def _check_pooling(pooling: str) -> None:
-    if pooling not in ("evidence", "equal"):
-        raise ValueError(f"`pooling` must be 'evidence' or 'equal', got {pooling!r}.")
 
 
 def _fitted(est: A, target: TargetOrScore, n_features: int | None, seed: int) -> A | FailedFit:

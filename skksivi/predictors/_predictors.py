@@ -685,7 +685,10 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         if len(self.classes_) < 2:
             raise ValueError(f"`y` must have two classes at least, got one class: {self.classes_[0]!r}.")
         self._X_mean, self._X_scale = location_and_scale(X, w)
-        w = w * compute_sample_weight(self._checked_class_weight(), y)
+        given = self.class_weight
+        if isinstance(given, dict) and not all(isinstance(v, Real) and 0 <= v < math.inf for v in given.values()):
+            raise ValueError(f"`class_weight` must give classes finite numbers of zero or more, got {given!r}.")
+        w = w * compute_sample_weight(given, y)
         model = BayesianLogisticRegression if len(self.classes_) == 2 else BayesianMultinomialRegression
         self.target_: Any = model(self._with_ones(X), y, self.prior_precision, sample_weight=w)
         self._fit_draws(self._new_approximator(len(X)), self.target_)
@@ -706,12 +709,6 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
     def _names_of_draws(self, features: list[object]) -> list[str]:
         names = ["intercept", *map(str, features)]
         return names if len(self.classes_) == 2 else [f"{name}[{label}]" for name in names for label in self.classes_]
-
-    def _checked_class_weight(self) -> str | dict[object, float] | None:
-        given = self.class_weight
-        if isinstance(given, dict) and not all(isinstance(v, Real) and 0 <= v < math.inf for v in given.values()):
-            raise ValueError(f"`class_weight` must give classes finite numbers of zero or more, got {given!r}.")
-        return given
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Predict the probability of each class, the mean over draws.

@@ -41,6 +41,11 @@ FORMAT = "3"
 #: Largest number of bytes of a file, unless the caller says otherwise, and of a header.
 MAX_BYTES, MAX_HEADER = 2**32, 2**20
 
+#: How deep lists and objects may lie in each other. The interpreter's own limit differs from one version to the next.
+MAX_DEPTH = 100
+
+#: The numbers of the state of a Mersenne twister.
+N_TWISTER = 624
 
 T = TypeVar("T")
 
@@ -76,7 +81,7 @@ def _parts_of_twister(value: np.random.RandomState) -> dict[str, object]:
 
 
 def _random_state(key: np.ndarray, position: int, has_gauss: int, gauss: float) -> np.random.RandomState:
-    if not 0 <= position <= 624:  # numpy takes any, and reads memory there
+    if not 0 <= position <= N_TWISTER:  # numpy takes any, and reads memory there
         raise ValueError("the position of a random state is out of its range")
     random_state = np.random.RandomState(0)
     random_state.set_state(("MT19937", key.astype(np.uint32), position, has_gauss, gauss))
@@ -203,9 +208,8 @@ def unpack(content: bytes, kinds: Kinds, device_of: Callable[[dict[str, Any]], t
 
 
 def _decode(node: object, path: str, tensors: Mapping[str, Tensor], kinds: Kinds, device: torch.device) -> object:
-    deepest = 100  # the interpreter's own limit differs from one version to the next
-    if path.count(".") > deepest:
-        raise ValueError(f"it is nested more than {deepest} deep")
+    if path.count(".") > MAX_DEPTH:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
     if isinstance(node, list):
         return [_decode(item, f"{path}.{i}", tensors, kinds, device) for i, item in enumerate(node)]
     if not isinstance(node, dict):

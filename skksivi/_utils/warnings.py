@@ -6,11 +6,14 @@ import sys
 import warnings
 from typing import Protocol
 
+#: Packages whose frames stand between the line that is told and the warning: scikit-learn wraps `fit`.
+PASSED = ("skksivi", "sklearn")
+
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line from which the package was called, however deep the warning arises."""
     frame, level = sys._getframe(), 1  # noqa: SLF001
-    while frame.f_back is not None and _package(frame.f_globals) in ("skksivi", "sklearn"):  # the latter wraps `fit`
+    while frame.f_back is not None and _package(frame.f_globals) in PASSED:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 

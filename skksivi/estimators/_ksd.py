@@ -53,6 +53,9 @@ from skksivi.training._guard import MomentPenalty, Watch
 from skksivi.training._loop import Objective
 from skksivi.training._run import Fit, Run
 
+#: Training parameters that also shape the start.
+OF_START = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge", "shared_network"}
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SteinTrained(Trained, Generic[F]):
@@ -118,7 +121,7 @@ class SteinTrained(Trained, Generic[F]):
         if est.gradient_estimator == "auto":
             est.gradient_estimator = "path" if averages(resolve_kernel(est.kernel)) else "u-statistic"
         if est.batch_size == "auto":
-            # local averages are over the draws of twenty iterations, a discrepancy over those of one
+            # `benchmarks/training.py`: local averages are over twenty iterations, a discrepancy over one
             est.batch_size = 32 if est.gradient_estimator == "path" else 128
         if est.train == "auto" and is_set:
             est.train = True
@@ -370,9 +373,7 @@ def is_default(value: object, default: object) -> bool:
 def _warn_of_train(est: SteinTrained, is_set: list[str]) -> None:
     """Warn of parameters that contradict `train`."""
     chains = chains_of(est.whiten)
-    # these also shape the start
-    shaping = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge", "shared_network"}
-    ignored = [name for name in is_set if name not in shaping]
+    ignored = [name for name in is_set if name not in OF_START]
     if est.train is False and ignored:
         warn_caller(
             f"`train` is False, so {', '.join(f'`{name}`' for name in ignored)} will be ignored; leave "

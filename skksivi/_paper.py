@@ -107,26 +107,6 @@ _WAVEFORM = _EVERY | {
     "max_iter": 20_000,
     "optimizer": Adam(decay=(0.9, 3000), betas=(0.9, 0.999), ema=None),
 }
-_LONGER = {"gradient_estimator": "u-statistic", "initial_scale": math.exp(-2 / 2), "max_iter": 40_000}
-_DIFFUSION = _EVERY | {
-    "latent_dim": 100,
-    "hidden_layer_sizes": _network(128),
-    "initial_scale": math.exp(-2 / 2),
-    "scale": Scale(floor=math.exp(-12 / 2)),
-    "batch_size": 128,
-    "max_iter": 100_000,
-    "learning_rate": 2e-4,
-    "optimizer": Adam(decay=(0.9, 10_000), betas=(0.9, 0.99), ema=None),
-}
-_NETWORK = _EVERY | {
-    "latent_dim": 3,
-    "hidden_layer_sizes": _network(10),
-    "initial_scale": math.exp(-8 / 2),
-    "batch_size": 100,
-    "max_iter": 20_000,
-    "optimizer": Adam(decay=(0.9, 3000), betas=(0.9, 0.999), ema=0.999, max_norm=1.0),
-    "terms": (Entropic(1.0),),
-}
 
 PAPER: dict[str, dict[str, object]] = {
     "banana": _TOY | {"initial_scale": 0.5},
@@ -136,7 +116,31 @@ PAPER: dict[str, dict[str, object]] = {
     "student-hierarchy": _HIERARCHY | {"kernel": "riesz", "bandwidth": 1.0, "initial_scale": math.exp(-3 / 2)},
     "eight-gaussians": _HIERARCHY,
     "waveform": _WAVEFORM,
-    "waveform-u-statistic": _WAVEFORM | _LONGER,
-    "diffusion": _DIFFUSION,
-    "network": _NETWORK,
+    "waveform-u-statistic": {
+        **_WAVEFORM,
+        "gradient_estimator": "u-statistic",
+        "initial_scale": math.exp(-2 / 2),
+        "max_iter": 40_000,
+    },
+    "diffusion": {
+        **_EVERY,
+        "latent_dim": 100,
+        "hidden_layer_sizes": _network(128),
+        "initial_scale": math.exp(-2 / 2),
+        "scale": Scale(floor=math.exp(-12 / 2)),
+        "batch_size": 128,
+        "max_iter": 100_000,
+        "learning_rate": 2e-4,
+        "optimizer": Adam(decay=(0.9, 10_000), betas=(0.9, 0.99), ema=None),
+    },
+    "network": {
+        **_EVERY,
+        "latent_dim": 3,
+        "hidden_layer_sizes": _network(10),
+        "initial_scale": math.exp(-8 / 2),
+        "batch_size": 100,
+        "max_iter": 20_000,
+        "optimizer": Adam(decay=(0.9, 3000), betas=(0.9, 0.999), ema=0.999, max_norm=1.0),
+        "terms": (Entropic(1.0),),
+    },
 }

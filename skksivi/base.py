@@ -58,11 +58,8 @@ LOGGER = logging.getLogger("skksivi")
 #: Fewest numbers that a draw needs in a network.
 LEAST_WIDTH = 256
 
-#: Draws by which a dtype is checked, and the largest spacing of its numbers, in units of the spread of the draws.
-N_COMPARED, RESOLUTION = 200, 1e-3
-
-#: Draws behind `score(target)`.
-N_SCORE_DRAWS = 2000
+#: Draws by which a dtype is checked.
+N_COMPARED = 200
 
 #: The standard error of a log-density above which there is a warning, in nats.
 MAX_VAGUE = 0.5
@@ -328,7 +325,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
         generator = torch.Generator(device).manual_seed(self._seed)
         with ordinary_mode(device):
             with torch.no_grad():
-                x = self.sampler_.sample(N_SCORE_DRAWS, generator).to(DTYPES[self._dtype_of_draws])
+                x = self.sampler_.sample(2000, generator).to(DTYPES[self._dtype_of_draws])
             return compared(self, X, -FixedKernelKSD(score_fn, n_features, device)(x))
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -493,7 +490,8 @@ def resolving_dtype(sampler: Sampler, dtype: str, device: torch.device) -> str:
         x = sampler.sample(N_COMPARED, torch.Generator(device).manual_seed(0)).double()
     low, high = x.quantile(x.new_tensor([0.25, 0.75]), dim=0)
     spacing = torch.finfo(DTYPES[dtype]).eps * x.abs().amax(0)
-    return "float64" if (spacing > RESOLUTION * (high - low)).any() else dtype
+    # the spacing of numbers is coarse beside the spread of the draws
+    return "float64" if (spacing > 1e-3 * (high - low)).any() else dtype
 
 
 def check_draws(estimator: BaseApproximator) -> None:

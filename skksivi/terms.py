@@ -30,9 +30,6 @@ from skksivi.training._loop import Scheduled
 __all__ = ["Draws", "Entropic", "Laplacian", "Term"]
 __dir__ = __all__.copy
 
-#: Dimensions up to which the diagonal of the Jacobian is computed, and not estimated by one random direction.
-MAX_EXACT = 32
-
 
 class Draws(NamedTuple):
     """The arguments of a term at an iteration.
@@ -170,7 +167,7 @@ def laplacian_gradient(score_fn: ScoreFunction, x: Tensor, generator: torch.Gene
         x = x.detach().requires_grad_()
         s = score_fn(x)
         d = x.shape[1]
-        if d <= MAX_EXACT:
+        if d <= 32:  # the diagonal is computed, and not estimated by one random direction
             columns = [torch.autograd.grad(s[:, j].sum(), x, create_graph=True)[0][:, j] for j in range(d)]
             curvatures = torch.stack(columns, 1)
         else:

@@ -98,7 +98,7 @@ def amortised(**parameters):
     q = AmortizedKSIVI(max_score_calls=1500, hidden_layer_sizes=(4,), random_state=0, **parameters)
     X = np.random.RandomState(0).normal(size=(60, 2))
     Y = X + np.random.RandomState(1).normal(size=X.shape)
-    with patch.object(_training, "MOST_EPOCHS", 20):
+    with patch.object(_training, "MOST_STEPS", 20):
         if q.summary is None:
             return q.fit(lambda x, y: y - 2 * x, Y, X, n_features=2)
         return q.fit(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: Draws for each control variate, at least, folds of the draws, and the ridge in units of the variance of a variate.
-N_OF_EACH, N_FOLDS, RIDGE = 20, 10, 1e-12
+#: Draws for each control variate, at least, and folds of the draws.
+N_OF_EACH, N_FOLDS = 20, 10
 
 
 def stein_features(u: Tensor, s: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def cross_fitted(y: Tensor, f: Tensor, v: Tensor, fold: Tensor) -> Tensor:
     design = torch.cat([torch.ones_like(f[:, :1]), f], 1)
     scaled = design * v[:, None]
     gram, moments = scaled.mT @ design, scaled.mT @ y
-    gram.diagonal().add_(RIDGE * v.sum())
+    gram.diagonal().add_(1e-12 * v.sum())
     r = y.clone()
     for i in (fold == k for k in range(N_FOLDS)):
         beta = torch.linalg.solve(gram - scaled[i].mT @ design[i], moments - scaled[i].mT @ y[i])[1:]

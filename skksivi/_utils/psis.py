@@ -6,17 +6,8 @@ import math
 
 import numpy as np
 
-#: The weight of the prior k = 1/2 on the shape of a tail, in points.
-PRIOR_POINTS = 10
-
 #: The fewest ratios of a tail that exceed the rest beyond rounding.
 FEWEST = 5
-
-#: The largest excess of a tail over the rest, in units of the mean ratio, that does not matter.
-SLIGHT = 0.2
-
-#: The largest shape of a tail whose mean is extrapolated; at one the mean is infinite.
-HEAVIEST = 0.8
 
 
 def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
@@ -44,7 +35,7 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     n_tail = tail_length(n)
     order = np.argsort(log_ratios, kind="stable")
     tail, cut = order[-n_tail:], log_ratios[order[-n_tail - 1]] - top
-    if -math.expm1(cut) < SLIGHT * np.exp(log_ratios - top).mean():
+    if -math.expm1(cut) < 0.2 * np.exp(log_ratios - top).mean():  # its excess over the rest does not matter
         return log_ratios, 0.0
     excesses = np.exp(log_ratios[tail] - top) - math.exp(cut)
     above = excesses > 1e-6  # rounding errors have no tail
@@ -81,7 +72,8 @@ def generalised_pareto(x: np.ndarray) -> tuple[float, float]:
     weights = np.exp(log_likelihoods - log_likelihoods.max())
     b_mean = float(b @ weights / weights.sum())
     k = float(np.log1p(-b_mean * x).mean())
-    return (n * k + PRIOR_POINTS / 2) / (n + PRIOR_POINTS), -k / b_mean
+    n_prior = 10  # the weight of the prior k = 1/2, in points
+    return (n * k + n_prior / 2) / (n + n_prior), -k / b_mean
 
 
 def standard_error(values: np.ndarray) -> float:
@@ -112,7 +104,7 @@ def beyond_the_largest(values: np.ndarray) -> float:
     if len(excesses) < FEWEST:
         return 0.0
     k, sigma = generalised_pareto(excesses)
-    k = min(k + (1 + k) / math.sqrt(len(excesses)), HEAVIEST)
+    k = min(k + (1 + k) / math.sqrt(len(excesses)), 0.8)  # at one the mean is infinite
     log_n = math.log(len(excesses))
     u = sigma * (math.expm1(k * log_n) / k if abs(k) > 1e-9 else log_n)
     return float(cut + u + (sigma + k * u) / (1 - k)) / n

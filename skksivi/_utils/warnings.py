@@ -28,9 +28,6 @@ class HasParameters(Protocol):
     def get_params(self) -> dict[str, object]: ...
 
 
-#: Parameters that are not meant to change a fit.
-OF_MACHINE = {"checkpoint", "device", "verbose"}
-
 #: The last grade of each replicate of a target in this process, with the settings of its fit.
 _LAST: dict[tuple[object, ...], tuple[float, dict[str, str]]] = {}
 
@@ -44,7 +41,7 @@ def compared(estimator: HasParameters, X: object, grade: float) -> float:
     settings = {name: repr(value) for name, value in estimator.get_params().items()}
     last, before = _LAST.get(key, (None, {}))
     _LAST[key] = grade, settings
-    known = (settings.keys() & before.keys()) - OF_MACHINE
+    known = (settings.keys() & before.keys()) - {"checkpoint", "device", "verbose"}  # not meant to change a fit
     changed = sorted(name for name in known if settings[name] != before[name])
     if grade == last and changed:
         warn_caller(

@@ -19,9 +19,6 @@ Source = ArrayLike | Callable[[int, np.random.RandomState], ArrayLike] | Iterabl
 #: Contexts: rows (m, c), or m sets of shape (n_i, c).
 Rows = Tensor | list[Tensor]
 
-#: Contexts that are read from a loader, at most.
-MOST_READ = 100_000
-
 
 def take(y: Rows, index: Tensor) -> Rows:
     return y[index] if isinstance(y, Tensor) else [y[i] for i in index.tolist()]
@@ -98,19 +95,16 @@ def _read(loader: Iterable[Any], sets: bool) -> tuple[ArrayLike, ArrayLike | Non
     contexts: list[np.ndarray] = []
     parameters: list[np.ndarray] = []
     for batch in loader:
-        made, own = _pair(tuple(batch) if not sets and _is_of_fields(batch) else batch)
+        # a list of arrays for many data sets, as of a `TensorDataset`, and not one of rows
+        has_fields = not sets and isinstance(batch, list) and all(getattr(field, "ndim", 0) > 1 for field in batch)
+        made, own = _pair(tuple(batch) if has_fields else batch)
         contexts.extend(made if isinstance(made, list) else as_array(made))
         parameters.extend([] if own is None else as_array(own))
-        if len(contexts) >= MOST_READ:
+        if len(contexts) >= 100_000:  # enough, also of a loader without an end
             break
     if not contexts:
         raise ValueError("`contexts` is a loader without batches, expected some of shape (n, c).")
     return contexts, parameters or None
-
-
-def _is_of_fields(batch: object) -> bool:
-    """Tell whether a batch is a list of arrays for many data sets, as of a `TensorDataset`, and not one of rows."""
-    return isinstance(batch, list) and all(getattr(field, "ndim", 0) > 1 for field in batch)
 
 
 def as_contexts(contexts: Any, device: torch.device, *, sets: bool) -> Rows:  # noqa: ANN401

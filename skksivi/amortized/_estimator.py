@@ -61,22 +61,6 @@ from skksivi.training._run import Fit, Run, logged, ordinary_mode
 
 LOGGER = logging.getLogger("skksivi")
 
-#: Components of a mixture that are fitted where parameters are given, up to so many features and beyond.
-N_COMPONENTS, FEW_FEATURES, N_OF_MANY = 8, 5, 4
-
-#: What is added to the covariance of standardised features, of which some may be constant.
-RIDGE = 1e-3
-
-#: Draws of an amortised fit from which a posterior is explored, and the divergence, in nats a feature, up to which it
-#: is not.
-N_STARTS, GOOD_ENOUGH = 8, 0.003
-
-#: Reports to callbacks, at most.
-MAX_REPORTS = 40
-
-#: How many times farther than the farthest context of the training one may be.
-FAR = 1.5
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AmortizedKSIVI(CallbackSupportMixin, Nested):
@@ -277,7 +261,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
                 int(self.max_score_calls),
                 seed,
             )
-            callbacks = Callbacks(self._init_callback_context(max_subtasks=MAX_REPORTS), estimator=self, X=None)
+            callbacks = Callbacks(self._init_callback_context(max_subtasks=40), estimator=self, X=None)
             stages = Stages(settings, score, y, x, generator)
 
             def report(task_name: str, family: Conditional) -> bool:
@@ -294,7 +278,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
 
     def _n_components(self, has_parameters: bool, d: int) -> int:
         if self.n_components == "auto":
-            most = N_COMPONENTS if d <= FEW_FEATURES else N_OF_MANY
+            most = 8 if d <= 5 else 4
             return most if has_parameters else 1
         if int(self.n_components) > 1 and not has_parameters:
             raise ValueError(
@@ -309,7 +293,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
         """Return what a fit leaves on the estimator."""
         with torch.no_grad():
             h = torch.cat([family.features(part) for part in parts(stages.y)])
-        spread = h.T @ h / len(h) + RIDGE * torch.eye(h.shape[1]).to(h)
+        spread = h.T @ h / len(h) + 1e-3 * torch.eye(h.shape[1]).to(h)  # a feature may be constant
         whitens = torch.linalg.inv(torch.linalg.cholesky(spread))
         return {
             "family_": family,
@@ -538,7 +522,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
         found = cheap_certificate(self._layer(y, torch.float64), score.double, self._seed)
         est.__dict__.update(score_checksum_=answers, certificate_=found)
         n_values, n_products = score.tally.n_values, score.tally.n_products
-        if not _is_within(est, GOOD_ENOUGH):
+        if not _is_within(est, 0.003):  # nats a feature
             explored = self._explored(est, target)
             n_values, n_products = n_values + explored.n_score_calls_, n_products + explored.n_products_
             # of two fits without a certificate the one that has seen the posterior
@@ -576,7 +560,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
         with torch.no_grad():
             h = torch.cat([self.family_.features(part) for part in parts(y)])
         distance = (h @ self._whitens.T).norm(dim=1)
-        far = distance > FAR * self._reach
+        far = distance > 1.5 * self._reach  # times the farthest context of the training
         if far.any():
             warn_caller(
                 f"{int(far.sum())} of {len(far)} contexts are far outside those of `fit`, the farthest "
@@ -602,7 +586,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
 
     def _explored(self, est: KSIVIApproximator, target: Target) -> KSIVIApproximator:
         """Return a fit by importance weights or short chains, from draws of another."""
-        starts = est.sample(N_STARTS, random_state=self._seed)
+        starts = est.sample(8, random_state=self._seed)
         explored = clone(est).set_params(train=False, whiten=Pilot(effort="low"), init=starts)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the certificate says it

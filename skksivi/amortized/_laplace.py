@@ -12,21 +12,6 @@ from skksivi.amortized._contexts import Rows, take
 from skksivi.amortized._paired import PairedScore
 from skksivi.score._errors import BudgetError
 
-#: Newton steps at most, and times that a step is shortened.
-N_STEPS, N_SHORTENED = 30, 12
-
-#: The decrement per feature below which a point is the mode after one more step.
-ARRIVED = 1e-2
-
-#: The share of a decrement that a step leaves, below which the next step may have the curvature of this one.
-STEADY = 0.1
-
-#: The smallest curvature, in units of the largest, by which a step is divided.
-FLATTEST = 1e-6
-
-#: A slope along a step, in units of that at its start, below which it has gone too far.
-OVERSHOT = -0.5
-
 
 class Laplaces(NamedTuple):
     """Gaussians at modes: means m (n, d) and precisions P (n, d, d) of the contexts of these numbers (n,)."""
@@ -67,17 +52,19 @@ def _searched(score: PairedScore, y: Rows, index: Tensor, x: Tensor) -> Iterator
     n, d = x.shape
     s = score(x, y)
     active = torch.arange(n, device=x.device)[s.isfinite().all(1)]
-    for _ in range(N_STEPS):
+    arrival = 1e-2  # of the decrement per feature, below which a point is the mode after one more step
+    flattest = 1e-6  # in units of the largest curvature
+    for _ in range(30):
         if not len(active):
             break
         J = score.jacobians(x[active], take(y, active))
         finite = J.isfinite().all((1, 2))
         active, H = active[finite], -(J + J.mT)[finite] / 2
         e, V = torch.linalg.eigh(H)
-        size = e.abs().clamp_min(FLATTEST * e.abs().amax(1, keepdim=True)).clamp_min(1e-300)
+        size = e.abs().clamp_min(flattest * e.abs().amax(1, keepdim=True)).clamp_min(1e-300)
         step = (V @ ((V.mT @ s[active][:, :, None]) / size[:, :, None]))[:, :, 0]
         decrement = (step * s[active]).sum(1)
-        arrived = (decrement < ARRIVED * d) & (e[:, 0] > FLATTEST * e[:, -1])
+        arrived = (decrement < arrival * d) & (e[:, 0] > flattest * e[:, -1])
         yield Laplaces(x[active] + step, H, index[active]).rows(arrived)
         active, H, e, step, decrement = (a[~arrived] for a in (active, H, e, step, decrement))
         full = x[active] + step
@@ -86,8 +73,9 @@ def _searched(score: PairedScore, y: Rows, index: Tensor, x: Tensor) -> Iterator
         active, H, e, decrement, full = (a[ok] for a in (active, H, e, decrement, full))
         left = torch.linalg.solve_ex(H, s[active])[0]
         after = (left * s[active]).sum(1)
-        steady = (after >= 0) & (after < STEADY * decrement) & (e[:, 0] > 0) & (x[active] == full).all(1)
-        predicted = steady & (after.square() < ARRIVED**2 * d * decrement)
+        # else the curvature of this step is not the next one's
+        steady = (after >= 0) & (after < 0.1 * decrement) & (e[:, 0] > 0) & (x[active] == full).all(1)
+        predicted = steady & (after.square() < arrival**2 * d * decrement)
         yield Laplaces(x[active] + left, H, index[active]).rows(predicted)
         active = active[~predicted]
 
@@ -96,7 +84,7 @@ def _moved(score: PairedScore, y: Rows, x: Tensor, step: Tensor, slope: Tensor) 
     """Return points (n, d) along the steps with their scores, NaN where these are not finite at any of them."""
     length, at, s = torch.ones_like(slope), x + step, torch.full_like(x, torch.nan)
     waiting = torch.arange(len(x), device=x.device)
-    for k in range(N_SHORTENED):
+    for k in range(12):
         if not len(waiting):
             break
         at[waiting] = x[waiting] + length[waiting, None] * step[waiting]
@@ -105,5 +93,5 @@ def _moved(score: PairedScore, y: Rows, x: Tensor, step: Tensor, slope: Tensor) 
         lost = ~s.isfinite().all(1)
         secant = (slope / (slope - ahead)).clamp(0.1, 0.7).nan_to_num(0.1).clamp_max(1.0 if k < 3 else 0.3)
         length = length * torch.where(lost, 0.1, secant)
-        waiting = ((ahead < OVERSHOT * slope) | lost).nonzero()[:, 0]
+        waiting = ((ahead < -0.5 * slope) | lost).nonzero()[:, 0]  # the slope has turned: too far
     return at, s

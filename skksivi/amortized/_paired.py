@@ -13,9 +13,6 @@ from skksivi.score._rejected import POSSIBLE, REJECTIONS, first_points, in_parts
 from skksivi.score._score import Score, ScoreFunction, autograd_pullback, central_difference
 from skksivi.score._tally import Tally
 
-#: Contexts that are compared, and points at which they are.
-N_COMPARED, N_POINTS = 4, 2
-
 
 class PairedScore:
     """A score of pairs that was probed.
@@ -32,8 +29,8 @@ class PairedScore:
 
     def __init__(self, score_fn: ScoreOfPairs, n_features: int, y: Rows, device: torch.device) -> None:
         self.score_fn = score_fn
-        points = torch.randn(N_POINTS, n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        compared = take(y, torch.linspace(0, len(y) - 1, min(N_COMPARED, len(y))).long())
+        points = torch.randn(2, n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        compared = take(y, torch.linspace(0, len(y) - 1, min(4, len(y))).long())
         self.template, _ = choose_product(self._probed(compared, n_features, device), "auto", points.to(device))
         self._check_context(compared, points.to(device))
 

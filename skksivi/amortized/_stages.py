@@ -40,46 +40,11 @@ ShowFamily = Callable[[str, Conditional], bool]
 
 LOGGER = logging.getLogger("skksivi")
 
-#: Contexts of the first round of mode searches, and how many times as many the next one has.
-N_FIRST, GROWTH = 16, 2
-
-#: Shares of the budget for mode searches: where parameters are known, where modes say more than these, and where
-#: they are not known.
-OF_MODES, OF_GOOD, OF_ALL = 0.2, 0.7, 0.4
-
-#: Shares of what is left for scores at parameters or, if not known, at draws, and of all that is kept for the end.
-OF_SCORES, OF_DRAWS, KEPT = 0.85, 0.25, 0.1
-
-#: Scores of that stage, at draws at least and at most, and at most with those at parameters.
-FEWEST_DRAWS, MOST_DRAWS, MOST_SCORES = 500, 20_000, 60_000
-
 #: What counts in the fit of a Gaussian, and in that of a mixture.
 BY_SCORES, BY_LIKELIHOOD = Terms(likelihood=1e-3, scores=1.0), Terms(likelihood=1.0, scores=0.03)
 
 #: Calls of a mode search, in units of those of a Newton step, as long as none is known.
 N_GUESSED = 6
-
-#: The held-out divergence per feature, in nats, from which on more modes are not worth their calls, without and with
-#: known parameters, and the share of the last one that it has to fall below, else.
-GOOD_ENOUGH, GOOD_ENOUGH_GIVEN, FALLEN = 2e-3, 2e-2, 0.9
-
-#: Contexts from which on a regression that gets no better ends the searches.
-ENOUGH = 40
-
-#: Contexts along the path gradient, at least and at most, and draws of each in an iteration.
-FEWEST_PARALLEL, N_PARALLEL, N_DRAWS = 4, 8, 128
-
-#: Iterations, at least, as many as are wanted before there are more contexts, and at most.
-FEWEST, USUAL, MOST = 40, 200, 1000
-
-#: Contexts by which a trained family is compared with its start, and draws of each, at least and at most.
-N_COMPARED, FEWEST_COMPARED, MOST_COMPARED = 16, 32, 256
-
-#: Calls of the budget for each of these draws.
-CALLS_PER_DRAW = 400
-
-#: Contexts at which a certificate is taken, at most, and the scores of one.
-N_CERTIFIED, N_SCORES = 16, 1000
 
 
 class Settings(NamedTuple):
@@ -190,10 +155,12 @@ class Stages:
     def _places(self) -> float:
         """Search modes in rounds and regress them; return the last held-out divergence per feature."""
         start, budget = self.tally.total, self.left
-        stop = start + int((OF_ALL if self.x is None else OF_MODES) * budget)
+        # a smaller share of the budget where parameters are known
+        stop = start + int((0.4 if self.x is None else 0.2) * budget)
         found: Laplaces | None = None
-        done, n, cost, before, divergence = 0, N_FIRST, N_GUESSED * (self.score.n_features + 1), math.inf, math.nan
-        enough = GOOD_ENOUGH if self.x is None else GOOD_ENOUGH_GIVEN
+        done, n, cost, before, divergence = 0, 16, N_GUESSED * (self.score.n_features + 1), math.inf, math.nan
+        # held-out nats a feature, from which on more modes are not worth their calls
+        enough = 2e-3 if self.x is None else 2e-2
         while done < len(self.own) and not before <= enough:
             n = min(n, len(self.own) - done, max((stop - self.tally.total) // cost, 0 if done else 2))
             if n < min(4, len(self.own)) and done:
@@ -202,18 +169,18 @@ class Stages:
             new = laplaces(self.score, take(self.y, index), index, self._starts(index, found))
             cost = max(1, (self.tally.total - spent) // max(n, 1))
             found = new if found is None else found.joined(new)
-            done, n = done + n, GROWTH * n
+            done, n = done + n, 2 * n
             self.n_searched, self.n_lost = done, done - len(found.m)
             if len(found.m) == 0:
                 continue
             now = fit_places(self.family, self.y, found, self.settings.learning_rate, self.generator)
             divergence = now if math.isfinite(now) else divergence
             LOGGER.info("modes of %d contexts, held-out divergence %.2g nats per feature", len(found.m), now)
-            if len(found.m) >= ENOUGH and now > FALLEN * before:
+            if len(found.m) >= 40 and now > 0.9 * before:  # regression gets no better
                 break
             before = now
             if self.x is not None and self._beats_parameters(self.x):
-                stop = start + int(OF_GOOD * budget)
+                stop = start + int(0.7 * budget)  # modes say more than parameters
         if (found is None or not len(found.m)) and self.x is None:
             raise self._without_modes()
         return divergence
@@ -251,8 +218,8 @@ class Stages:
 
     def _match_draws(self) -> None:
         """Fit the family to scores at its draws, and keep it if its discrepancy is smaller than at the start."""
-        n = min(int(OF_DRAWS * self.left), MOST_DRAWS)
-        if n < FEWEST_DRAWS or self.left - n < 2 * self.n_to_compare:
+        n = min(int(0.25 * self.left), 20_000)
+        if n < 500 or self.left - n < 2 * self.n_to_compare:
             return
         start = copy.deepcopy(self.family)
         y, pairs, rows = self._drawn(n)
@@ -265,7 +232,7 @@ class Stages:
 
         If as many scores again are left, they go to draws of what is fitted, for another fit to all.
         """
-        n = min(int(OF_SCORES * self.left), MOST_SCORES)
+        n = min(int(0.85 * self.left), 60_000)
         y, pairs, rows = self._given(x, n)
         by_parameters = copy.deepcopy(self.family)
         places_of_parameters(by_parameters, take(y, rows.train), pairs.x[rows.train])
@@ -326,13 +293,15 @@ class Stages:
 
     def _train(self, show: ShowFamily | None) -> bool:
         """Train along the path gradient; tell whether that was better than the start."""
-        budget = int(self.left - KEPT * self.settings.max_score_calls) - 2 * self.n_to_compare
-        n_contexts = min(N_PARALLEL, len(self.own), max(FEWEST_PARALLEL, budget // (USUAL * N_DRAWS)))
-        if budget < FEWEST * n_contexts * N_DRAWS:
+        budget = int(self.left - 0.1 * self.settings.max_score_calls) - 2 * self.n_to_compare  # for the certificates
+        n_draws = 128  # of each context in an iteration
+        # some 200 iterations before there are more contexts
+        n_contexts = min(8, len(self.own), max(4, budget // (200 * n_draws)))
+        if budget < 40 * n_contexts * n_draws:  # too few iterations
             return False
         start = copy.deepcopy(self.family)
-        walk = Walk(self.family, self.score, self.y, self.own, n_contexts, N_DRAWS, self.generator)
-        n_iter = min(MOST, budget // (n_contexts * N_DRAWS))
+        walk = Walk(self.family, self.score, self.y, self.own, n_contexts, n_draws, self.generator)
+        n_iter = min(1000, budget // (n_contexts * n_draws))
         run = minimise(
             Objective(walk),
             self.family,
@@ -354,12 +323,12 @@ class Stages:
     @property
     def compared(self) -> Tensor:
         """The numbers of the contexts by which families are compared."""
-        return (self.held_out if len(self.held_out) else self.own)[:N_COMPARED]
+        return (self.held_out if len(self.held_out) else self.own)[:16]
 
     @property
     def n_draws(self) -> int:
         """Draws of each context by which families are compared."""
-        return min(MOST_COMPARED, max(FEWEST_COMPARED, self.settings.max_score_calls // CALLS_PER_DRAW))
+        return min(256, max(32, self.settings.max_score_calls // 400))
 
     @property
     def n_to_compare(self) -> int:
@@ -389,10 +358,10 @@ class Stages:
 
     def _certificates(self) -> list[Certificate | None]:
         """Return certificates of held-out contexts, as far as the budget goes, None where there is none."""
-        n = min(N_CERTIFIED, len(self.held_out), self.left // N_SCORES)
-        return [self._certificate(take(self.y, i[None])) for i in self.held_out[:n]]
-
-    def _certificate(self, y: Rows) -> Certificate | None:
-        with torch.no_grad():
-            layer = self.family.at(self.family.features(y), self.settings.seed, torch.float64)
-        return cheap_certificate(layer, self.score.rows(y), self.settings.seed)
+        found = []
+        for i in self.held_out[: min(16, self.left // 1000)]:  # a certificate takes 1000 scores
+            y = take(self.y, i[None])
+            with torch.no_grad():
+                layer = self.family.at(self.family.features(y), self.settings.seed, torch.float64)
+            found.append(cheap_certificate(layer, self.score.rows(y), self.settings.seed))
+        return found

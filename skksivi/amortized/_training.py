@@ -23,34 +23,15 @@ from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._fused import value_and_gradients
 from skksivi.stein._path import LONGEST, Memory, shortened, velocity
 
-#: The share of contexts that are held out, and fewer than which are too few to train a network.
-HELD_OUT, FEW = 0.2, 20
-
-#: Ridge penalties among which generalised cross-validation chooses.
-PENALTIES = torch.logspace(-8, 3, 12).tolist()
-
-#: Epochs of a training, and at most, its steps at most, and at least: of places, which are fitted after each round of
-#: searches, and of scores.
-EPOCHS, MOST_EPOCHS, MOST_STEPS, STEPS_OF_PLACES, STEPS_OF_SCORES = 75, 1000, 6000, 1000, 2400
+#: Steps of a training, at most.
+MOST_STEPS = 6000
 
 #: The share of the epochs that may pass without a better held-out value before a training ends, if the value is not
 #: falling: at a high rate it may rise at once, and fall again.
 PATIENCE = 0.25
 
-#: Rows of a minibatch, at least and at most, and how many minibatches there are between.
-SMALL, LARGE, N_BATCHES = 100, 200, 80
-
-#: The weight decay, and the rows from which on it falls by their number.
-DECAY, N_DECAY = 0.1, 1000
-
-#: The share of the steps in which the learning rate rises.
-WARM_UP = 0.05
-
 #: What counts as the logarithm of a density, at least.
 LEAST = -1e4
-
-#: Width of a kernel in units of u, times the square root of the dimension.
-KSD_WIDTH = 0.5
 
 
 class Split(NamedTuple):
@@ -62,7 +43,7 @@ class Split(NamedTuple):
 
 def split(n: int, generator: torch.Generator) -> Split:
     order = torch.randperm(n, generator=generator, device=generator.device)
-    n_held = round(HELD_OUT * n)
+    n_held = round(0.2 * n)
     return Split(order[n_held:], order[:n_held])
 
 
@@ -104,7 +85,7 @@ def ridge_start(linear: nn.Linear, h: Tensor, values: Tensor) -> None:
     if len(h) < 3 or constant.all():
         return
     moving = as_array(values[:, ~constant])
-    fitted = RidgeCV(PENALTIES, alpha_per_target=True).fit(as_array(h), moving)
+    fitted = RidgeCV(torch.logspace(-8, 3, 12).tolist(), alpha_per_target=True).fit(as_array(h), moving)
     linear.weight[~constant] = as_tensor(fitted.coef_.reshape(moving.shape[1], -1)).to(h)
     linear.bias[~constant] = as_tensor(fitted.intercept_.reshape(-1)).to(h)
 
@@ -134,11 +115,11 @@ def fit_places(family: Conditional, y: Rows, found: Laplaces, rate: float, gener
     with torch.no_grad():
         h = family.features(own)
     start_places(family, h[rows.train], found.rows(rows.train))
-    if len(found.m) < FEW:
+    if len(found.m) < 20:  # too few to train a network
         start_places(family, h, found)
         return math.inf
     parts = [family.place, *([] if family.summary is None else [family.summary])]
-    return train(loss, parts, rows, STEPS_OF_PLACES, rate, generator)
+    return train(loss, parts, rows, 1000, rate, generator)  # few, as they are fitted after each round of searches
 
 
 def train(
@@ -159,10 +140,10 @@ def train(
     with torch.no_grad():
         best = loss(rows.held_out).item()
     kept, n = [p.detach().clone() for p in parameters], len(rows.train)
-    size = min(LARGE, max(SMALL, n // N_BATCHES))
+    size = min(200, max(100, n // 80))  # some 80 minibatches, of 100 to 200 rows
     n_batches = -(-n // size)
-    n_epochs = min(MOST_EPOCHS, -(-min(MOST_STEPS, max(fewest, EPOCHS * n_batches)) // n_batches))
-    optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=DECAY * min(1.0, N_DECAY / n))
+    n_epochs = min(1000, -(-min(MOST_STEPS, max(fewest, 75 * n_batches)) // n_batches))
+    optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.1 * min(1.0, 1000 / n))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, partial(_share_of_rate, n_epochs * n_batches))
     # all orders at once, so that an early end changes no later random number
     orders = [torch.randperm(n, generator=generator, device=generator.device) for _ in range(n_epochs)]
@@ -199,7 +180,8 @@ def has_stalled(values: list[float], patience: float) -> bool:
 
 def _share_of_rate(n_steps: int, step: int) -> float:
     """Return the share of the learning rate at a step, which rises at first and falls to zero."""
-    return min(1.0, (step + 1) / (WARM_UP * n_steps)) * (1 + math.cos(math.pi * step / n_steps)) / 2
+    # rises in the first 5% of the steps
+    return min(1.0, (step + 1) / (0.05 * n_steps)) * (1 + math.cos(math.pi * step / n_steps)) / 2
 
 
 @torch.no_grad()
@@ -280,7 +262,7 @@ def fit_scores(
             return terms.scores * distance - terms.likelihood * likelihood
 
     parts = [m for m in (family.place, family.heads, family.summary) if m is not None]
-    train(loss, parts, rows, STEPS_OF_SCORES, rate, generator)
+    train(loss, parts, rows, 2400, rate, generator)
 
 
 @torch.no_grad()
@@ -358,5 +340,5 @@ def discrepancies(
     s = score(x.flatten(0, 1), repeated(y, n)).view_as(x)
     f = (s - torch.linalg.solve_triangular(own.L.mT, conditional.mT, upper=True).mT) @ places.L
     v = torch.linalg.solve_triangular(places.L, (x - places.m[:, None]).mT, upper=False).mT
-    kernel = resolve_kernel("gaussian", KSD_WIDTH * math.sqrt(family.n_features))
+    kernel = resolve_kernel("gaussian", 0.5 * math.sqrt(family.n_features))
     return value_and_gradients(v, f, kernel, GRADIENT_ESTIMATORS["u-statistic"])[0]

@@ -15,9 +15,6 @@ from skksivi.coordinates._affine import FAR, AffineMap, Identity, WhitenedScore
 from skksivi.coordinates._curved import Curved
 from skksivi.score._score import DifferentiableScore, Halves, Score
 
-#: Number of points by which floating-point types are compared.
-N_COMPARED = 64
-
 
 @dataclass
 class Coordinates:
@@ -108,7 +105,7 @@ def _needs_double(score: Score, map_: AffineMap) -> bool:
     if score.by_differences or isinstance(map_, Identity):
         return score.by_differences
     exact, rounded = map_.pull_back(score.double), map_.pull_back(score)
-    u = torch.randn(N_COMPARED, score.n_features, generator=torch.Generator().manual_seed(0))
+    u = torch.randn(64, score.n_features, generator=torch.Generator().manual_seed(0))
     u = u.to(dtype=score.dtype, device=score.device)
     s = exact.with_pullback(u)[0]
     error = torch.linalg.vector_norm(rounded.with_pullback(u)[0] - s, dim=1) / torch.linalg.vector_norm(s, dim=1)

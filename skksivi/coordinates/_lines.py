@@ -12,9 +12,6 @@ from torch import Tensor
 from skksivi._utils.warnings import warn_caller
 from skksivi.score._score import STEPS, Score, ScoreFunction
 
-#: Where a panel is split, how often at most, and the most panels that a line may have open at once.
-SPLIT, MAX_SPLITS, MAX_PANELS = 0.4, 40, 200
-
 
 def lobatto_nodes(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     r"""Return the inner nodes (n, d) of Lobatto's rule of four points, :math:`x + t (y - x)` with
@@ -146,12 +143,13 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
 
     total, size = a.new_zeros(2, len(gaps)).unbind()
     row = torch.arange(len(gaps), device=a.device).repeat(2)
-    low = a.new_tensor([0.0, SPLIT]).repeat_interleave(len(gaps))
-    width = a.new_tensor([SPLIT, 1 - SPLIT]).repeat_interleave(len(gaps))
+    split = 0.4  # where a panel is split
+    low = a.new_tensor([0.0, split]).repeat_interleave(len(gaps))
+    width = a.new_tensor([split, 1 - split]).repeat_interleave(len(gaps))
     value = integrals(row, low, width)
-    for _ in range(MAX_SPLITS):
-        row, low = row.repeat(2), torch.cat([low, low + SPLIT * width])
-        width = torch.cat([SPLIT * width, (1 - SPLIT) * width])
+    for _ in range(40):
+        row, low = row.repeat(2), torch.cat([low, low + split * width])
+        width = torch.cat([split * width, (1 - split) * width])
         parts = integrals(row, low, width)
         first, second = parts.chunk(2)
         open_ = ~((value - first - second).abs() < 1e-4 + 1e-8 * (first.abs() + second.abs()))
@@ -159,7 +157,7 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
         total.index_add_(0, closed, (first + second)[~open_])
         size.index_add_(0, closed, (first.abs() + second.abs())[~open_])
         row, low, width, value = (v[open_.repeat(2)] for v in (row, low, width, parts))
-        if not len(row) or len(row) > MAX_PANELS * len(gaps):
+        if not len(row) or len(row) > 200 * len(gaps):  # panels open at once
             break
     total[row] = torch.nan
     total[(size > 1e8) & (total.abs() < size / 2)] = torch.nan  # after so deep a valley only rounding is left

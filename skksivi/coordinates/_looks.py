@@ -8,17 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Points in 1, 2, ... dimensions, and their distances from the mode.
-N_LOOKS, NEAR, FAR = (128, 512, 1024, 2048, 6144), 3.0, 15.0
-
-#: How many times as many there are with high effort, and at most.
-MORE, MOST = 32, 2**15
-
 
 def n_looks(d: int, *, thorough: bool = False) -> int:
     """Return the number of looks in d dimensions, none in more than five."""
-    n = N_LOOKS[d - 1] if d <= len(N_LOOKS) else 0
-    return min(MORE * n, MOST) if thorough else n
+    in_dimensions = (128, 512, 1024, 2048, 6144)  # one, two, ...
+    n = in_dimensions[d - 1] if d <= len(in_dimensions) else 0
+    return min(32 * n, 2**15) if thorough else n
 
 
 def looks(d: int, n: int, seed: int) -> Tensor:
@@ -32,16 +27,17 @@ def looks(d: int, n: int, seed: int) -> Tensor:
     """
     if not n:
         return torch.empty(0, d, dtype=torch.float64)
+    near, far = 3.0, 15.0  # distances from the mode
     if d not in (2, 3):
         levels = torch.quasirandom.SobolEngine(d + 1, scramble=True, seed=seed).draw(n)
         directions = torch.special.ndtri(levels.double()[:, 1:].clamp(1e-9, 1 - 1e-9))
-        r = NEAR * (FAR / NEAR) ** levels.double()[:, :1]
+        r = near * (far / near) ** levels.double()[:, :1]
         return r * directions / directions.norm(dim=1, keepdim=True)
     rng = np.random.RandomState(seed)
     first = np.arange(n)[:, None]
     irrational = np.array([0.6180339887498949] if d == 2 else [0.7548776662466927, 0.5698402909980532])
     angles = (rng.uniform(size=d - 1) + first * irrational) % 1
-    grid = np.geomspace(NEAR, FAR, 1000)
+    grid = np.geomspace(near, far, 1000)
     density = grid ** (d - 1) / (grid**2 + 5 * d) ** (d / 2) * np.where(grid < 10, 1, 0.5**d)
     volume = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) * np.diff(grid))])
     r = np.interp((first + rng.uniform()) / n * volume[-1], volume, grid)

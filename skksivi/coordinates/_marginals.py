@@ -36,33 +36,8 @@ from skksivi.score._score import DifferentiableScore, Score
 #: How far a direction may be from an eigenvector, and the least change of its curvature that matters.
 OFF_AXIS, CURVED = 1e-3, 0.05
 
-#: Distance of the points at which Jacobians are compared, in units of the mode's standard deviations, and the rounds
-#: without a new direction after which there are no more, times one and the ratio of directions found to those left.
-FAR, N_EMPTY = 3.0, 2
-
-#: Points at which it is seen whether a target depends on the radius alone.
-N_RADIAL = 8
-
-#: The fall of log p, in nats, at which a tail ends, the distances that are looked at at once until then, the first of
-#: them, and how often at most; the nodes between the ends, and which of them are looked at twice.
-FALL, N_DOUBLINGS, SHORTEST, N_LOOKS, N_NODES, EVERY = 140.0, 16, 2.0**-3, 13, 320, 4
-
-#: The share of the nodes where slopes are the same another time, at least: rounding may move them over a kink.
-SAME = 0.95
-
-#: The change of the slope of log p between two nodes, times their distance, in nats, above which a valley between
-#: them is too narrow to be seen: p may be zero in it, as that of |t|^k, where this is 4 k or more.
-MAX_VALLEY = 2.0
-
-#: How many shorter distances are looked at, and the fall at the shortest one, in nats, above which units are smaller.
-N_SHORTER, STEEP = 10, 0.5
-
-#: The probability of what lies beyond the first and the last node of the quantiles, and their number: the weights of
-#: draws that lie beyond would be large.
-BEYOND, N_QUANTILES = 1e-55, 801
-
-#: Bisections of a cell of the nodes.
-N_BISECTIONS = 60
+#: The first of the distances at which it is seen where a tail ends.
+SHORTEST = 2.0**-3
 
 
 class Quantiles(NamedTuple):
@@ -103,7 +78,7 @@ class Quantiles(NamedTuple):
         i = torch.searchsorted(self.values.contiguous(), z.mT.contiguous()).mT - 1
         low = self.low + self.step * i.clamp(0, self.values.shape[1] - 2).to(z)
         high = low + self.step
-        for _ in range(N_BISECTIONS):
+        for _ in range(60):
             middle = (low + high) / 2
             is_below = self.at(middle)[0] < z
             low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
@@ -237,7 +212,8 @@ def independent_directions(score_u: DifferentiableScore, J: Tensor, generator: t
     """
     W, JW, n_empty = torch.eye(J.shape[1]).to(J), J, 0
     found = W[:, :0]
-    while W.shape[1] and n_empty < N_EMPTY * (1 + found.shape[1] / W.shape[1]) and JW.isfinite().all():
+    # rounds without a new direction
+    while W.shape[1] and n_empty < 2 * (1 + found.shape[1] / W.shape[1]) and JW.isfinite().all():
         within = (W.mT @ (JW[0] + JW[1] / 3)).tril()  # of which the lower half decides, as it is symmetric
         turn = torch.linalg.eigh(within).eigenvectors
         V, JV = W @ turn, JW @ turn
@@ -250,7 +226,8 @@ def independent_directions(score_u: DifferentiableScore, J: Tensor, generator: t
         found, W = torch.cat([found, V[:, is_new]], 1), V[:, ~is_new]
         n_empty = 0 if is_new.any() else n_empty + 1
         if W.numel():
-            JW = products(score_u, FAR * standard_normal(2, W[:, 0], generator), W)
+            # farther out, in standard deviations of the mode
+            JW = products(score_u, 3.0 * standard_normal(2, W[:, 0], generator), W)
     return found
 
 
@@ -262,8 +239,8 @@ def _quantiles_along(score_u: DifferentiableScore, v: Tensor, generator: torch.G
         others, t = standard_normal(len(t), v, generator), sign * unit * t
         return sign * unit * (score_u(t[:, None] * v + others - (others @ v)[:, None] * v).detach() @ v)
 
-    distances = SHORTEST * 2.0 ** (-4 * torch.arange(N_SHORTER).to(v))
-    steep = torch.maximum(slopes(distances).abs(), slopes(distances, -1).abs()) * distances > STEEP
+    distances = SHORTEST * 2.0 ** (-4 * torch.arange(10).to(v))
+    steep = torch.maximum(slopes(distances).abs(), slopes(distances, -1).abs()) * distances > 0.5
     unit = 2.0 ** (-4 * int(steep.sum()))  # the curvature at a kink is no unit
     ends = [_end(partial(slopes, sign=sign), v) for sign in (-1, 1)]
     found = _quantiles(slopes, -ends[0], ends[1], stats.norm, v) if all(ends) else None
@@ -285,7 +262,7 @@ def _of_radius(score_u: DifferentiableScore, V: Tensor, generator: torch.Generat
         g = (s * e).sum(1)
         return g.where((s - g[:, None] * e).norm(dim=1) <= OFF_AXIS * (1 + g.abs()), torch.nan)
 
-    t = torch.linspace(0.5, 2, N_RADIAL).to(V) * k**0.5
+    t = torch.linspace(0.5, 2, 8).to(V) * k**0.5
     g = slopes(t)
     if g.isnan().any() or ((g + t).abs() <= CURVED * t).all():
         return None
@@ -296,20 +273,22 @@ def _of_radius(score_u: DifferentiableScore, V: Tensor, generator: torch.Generat
 def _end(slopes: Callable[[Tensor], Tensor], like: Tensor) -> float:
     """Return the distance at which a density has fallen from its peak, given its slopes; 0 if it has not."""
     last, value, peak = like.new_zeros(1), like.new_zeros(1), like.new_zeros(1)
-    t = SHORTEST * 2.0 ** torch.arange(N_DOUBLINGS).to(like)
-    for _ in range(N_LOOKS):
+    n_doublings = 16  # looked at at once
+    t = SHORTEST * 2.0 ** torch.arange(n_doublings).to(like)
+    for _ in range(13):
         steps = (slopes(t) * torch.cat([last, t]).diff()).nan_to_num(nan=-torch.inf)
         values = torch.cat([value, steps]).cumsum(0)
         peaks = torch.cat([peak, values]).cummax(0).values[1:]
-        if len(ended := (peaks - values > FALL).nonzero()):
+        if len(ended := (peaks - values > 140.0).nonzero()):  # nats
             return t[ended[0, 0] - 1].item()
-        last, value, peak, t = t[-1:], values[-1:], peaks[-1:], t * 2.0**N_DOUBLINGS
+        last, value, peak, t = t[-1:], values[-1:], peaks[-1:], t * 2.0**n_doublings
     return 0.0
 
 
 def _nodes(base: Any) -> tuple[float, float]:  # noqa: ANN401  # a distribution of scipy
     """Return the first and the last node of the quantiles of a distribution."""
-    return float(max(base.support()[0], base.ppf(BEYOND))), float(base.isf(BEYOND))
+    beyond = 1e-55  # the probability beyond the first and the last node: the weights of draws there would be large
+    return float(max(base.support()[0], base.ppf(beyond))), float(base.isf(beyond))
 
 
 def _functions(curves: list[np.ndarray], base: Any, like: Tensor) -> Quantiles:  # noqa: ANN401
@@ -331,16 +310,19 @@ def _quantiles(
     rough for the nodes.
     """
     low, high = np.arcsinh(np.arcsinh([first, last])).tolist()
-    w = np.linspace(low, high, N_NODES)
+    n_nodes = 320
+    w = np.linspace(low, high, n_nodes)
     t = as_tensor(np.sinh(np.sinh(w)), device=like.device)
-    found, again = as_array(slopes(t)), as_array(slopes(t[::EVERY]))
-    is_same = abs(found[::EVERY] - again) <= OFF_AXIS * (1 + abs(again))
-    if not (np.isfinite(found).all() and is_same.mean() >= SAME):
+    every = 4  # of the nodes are looked at twice
+    found, again = as_array(slopes(t)), as_array(slopes(t[::every]))
+    is_same = abs(found[::every] - again) <= OFF_AXIS * (1 + abs(again))
+    if not (np.isfinite(found).all() and is_same.mean() >= 0.95):  # rounding may move some over a kink
         return None
     at_ends = found * np.gradient(as_array(t))  # rises of log p, if the slopes were constant
-    if ((at_ends[:-1] < 0) & (at_ends[1:] > 0) & (np.diff(at_ends) > MAX_VALLEY)).any():
+    # p may be zero in a valley between two nodes, as that of |t|^k, where this is 4 k or more
+    if ((at_ends[:-1] < 0) & (at_ends[1:] > 0) & (np.diff(at_ends) > 2.0)).any():
         return None
-    fine = np.linspace(w[0], w[-1], 20 * N_NODES)
+    fine = np.linspace(w[0], w[-1], 20 * n_nodes)
     t, scale = np.sinh(np.sinh(fine)), np.cosh(np.sinh(fine)) * np.cosh(fine)  # dt / dw
     log_p = PchipInterpolator(w, found * np.cosh(np.sinh(w)) * np.cosh(w)).antiderivative()(fine)
     if base.support()[0] == 0:
@@ -355,10 +337,11 @@ def _quantiles(
     with np.errstate(invalid="ignore"):  # where rounding leaves no probability
         y_of = np.where(below < above, base.ppf(below), base.isf(above))
     kept = np.isfinite(y_of) & (y_of > np.fmax.accumulate(np.r_[-np.inf, y_of[:-1]]))
-    if kept.sum() < N_QUANTILES:
+    n_quantiles = 801
+    if kept.sum() < n_quantiles:
         return None
     curve = PchipInterpolator(y_of[kept], t[1:-1][kept])  # which increases, whatever the kinks
-    y = np.linspace(*_nodes(base), N_QUANTILES)
+    y = np.linspace(*_nodes(base), n_quantiles)
     inside = y.clip(y_of[kept][0], y_of[kept][-1])
     slope = curve.derivative()(inside)
     value = curve(inside) + (y - inside) * slope

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from skksivi.coordinates._curved import Curved
 
-#: Logarithms of scales at most, and the coefficient of a driver that bends or scales others by much.
-MAX_LOG_SCALE, MUCH = 12.0, 0.2
+#: Logarithms of scales at most.
+MAX_LOG_SCALE = 12.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Level:
 
     def _by_much(self, curved: Tensor) -> list[int]:
         """Return the drivers of which a coefficient, of lines or bends (2 j, k), is large."""
-        much = curved.unflatten(0, (2, len(self.drivers))).abs() > MUCH
+        much = curved.unflatten(0, (2, len(self.drivers))).abs() > 0.2
         return self.drivers[much.any(0).any(1)].tolist()
 
     def _at(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,29 +13,11 @@ from torch import Tensor
 
 from skksivi.coordinates._warp import MAX_LOG_SCALE, Level, Warp, features, unskewed, with_one
 
-#: Points that a warp is fitted to, at most, and coordinates that drive one, at most.
-N_POINTS, MAX_DRIVERS = 4000, 3
-
-#: The gain of a pair of coordinates, in nats, and of all together, and for each feature, from which on it counts.
-LEAST_OF_PAIR, LEAST, LEAST_PER_FEATURE = 0.02, 0.1, 0.005
-
-#: The gain, in nats, from which on a coordinate that drives others is skewed, of points that have converged.
-LEAST_OF_SHAPE = 0.005
+#: The gain of a pair of coordinates, in nats, from which on it counts.
+LEAST_OF_PAIR = 0.02
 
 #: How much likelier than a simpler model of a coordinate one has to be, in nats, times the root of the points.
 SIMPLER = 1.5
-
-#: The partial correlation of neighbours, and how many move a coordinate at most.
-NEIGHBOUR, MAX_NEIGHBOURS = 0.1, 5
-
-#: The correlation, in units of its standard error, from which on a pair is looked at.
-SCREEN = 4.0
-
-#: Steps of the fits, the ridge of bends and of all else, and the largest residual square that counts as it is.
-N_STEPS, RIDGES, LONGEST = 12, (0.1, 1e-5), 20.0
-
-#: Pairs that are fitted at a time.
-N_PAIRS = 256
 
 
 def fitted_warp(x: Tensor) -> Warp | None:
@@ -43,7 +25,7 @@ def fitted_warp(x: Tensor) -> Warp | None:
     x = x[x.isfinite().all(1)]
     if len(x) <= 2 * x.shape[1]:
         return None
-    x = x[:: max(1, len(x) // N_POINTS)]
+    x = x[:: max(1, len(x) // 4000)]
     centre = x.median(0).values
     unit = (x - centre).abs().quantile(0.683, 0)
     if not (unit > 0).all():
@@ -52,7 +34,7 @@ def fitted_warp(x: Tensor) -> Warp | None:
     graphs = (parents for parents in _graphs(t) if any(own.drivers for own in parents))
     warps = (Warp(centre, unit, _levels(t, parents, unit, centre)) for parents in graphs)
     gain, best = max(((_gain(warp, x), warp) for warp in warps), key=itemgetter(0), default=(0.0, None))
-    return None if gain <= max(LEAST, LEAST_PER_FEATURE * x.shape[1]) else best
+    return None if gain <= max(0.1, 0.005 * x.shape[1]) else best  # nats, in all and for each feature
 
 
 def _gain(warp: Warp, x: Tensor) -> float:
@@ -96,14 +78,15 @@ def _parents(t: Tensor, gain: Tensor, partial: Tensor) -> list[Parents]:
     is simple. None depends on one that comes later.
     """
     net = (gain - gain.mT).clamp_min(0)
-    lead, degree = net.sum(1) - net.sum(0), (partial > NEIGHBOUR).sum(1)
+    neighbour = 0.1  # partial correlation
+    lead, degree = net.sum(1) - net.sum(0), (partial > neighbour).sum(1)
     order = sorted(range(len(lead)), key=lambda i: (-max(0.0, lead[i].item()), -degree[i].item(), i))
     place = {i: k for k, i in enumerate(order)}
     parents = list[Parents]()
     for i in range(len(order)):
         drive = [j for j in gain[:, i].argsort(descending=True).tolist() if net[j, i] > 0 and place[j] < place[i]]
-        near = [j for j in partial[i].argsort(descending=True).tolist() if partial[i, j] > NEIGHBOUR]
-        lines = [j for j in near if place[j] < place[i]][:MAX_NEIGHBOURS]
+        near = [j for j in partial[i].argsort(descending=True).tolist() if partial[i, j] > neighbour]
+        lines = [j for j in near if place[j] < place[i]][:5]
         drivers = _chosen(t, i, lines, drive)
         parents.append(Parents(drivers, [*drivers, *(j for j in lines if j not in drivers)] if drivers else []))
     return parents
@@ -122,10 +105,10 @@ def _pair_gains(z: Tensor, r: Tensor) -> Tensor:
     location = (bent - C * skew).abs() / (variance * squares.square().mean(0)[:, None]).sqrt()
     scale = (z.mT @ (r.square() - 1) / n - 2 * C * bent + C.square() * skew).abs() / variance / math.sqrt(2)
     signal = torch.maximum(location, scale)
-    seen = torch.maximum(signal, signal.mT) > SCREEN / math.sqrt(n)
+    seen = torch.maximum(signal, signal.mT) > 4.0 / math.sqrt(n)  # standard errors of a correlation
     pairs = seen.fill_diagonal_(False).nonzero()
     gain = z.new_zeros(d, d)
-    for part in pairs.split(N_PAIRS):
+    for part in pairs.split(256):
         j, i = part.unbind(1)
         gain[j, i] = _pair_gain(z[:, j].mT[..., None], r[:, i].mT)
     return gain.where(gain > LEAST_OF_PAIR, 0)
@@ -164,20 +147,20 @@ def _regression(line: Tensor, F: Tensor, G: Tensor, y: Tensor) -> tuple[Tensor, 
     b = G.new_zeros(*G.shape[:-2], G.shape[-1], 1)
     b[..., -1, :] = residuals(torch.ones_like(y))[1].square().mean(-2).clamp_min(1e-12).log() / 2
     best = b.new_zeros(*b.shape[:-2], len(ridge), 1), b, b.new_full(b.shape[:-2], math.inf)
-    for _ in range(N_STEPS):
+    for _ in range(12):
         g = (G @ b).clamp(-MAX_LOG_SCALE, MAX_LOG_SCALE)
         a, r = residuals((-g).exp())
         loss = (r.square() / 2 + g).mean((-2, -1))
         better = (loss < best[2])[..., None, None]
         best = a.where(better, best[0]), b.where(better, best[1]), loss.where(better[..., 0, 0], best[2])
-        gradient = G.mT @ (r.square().clamp_max(LONGEST) - 1) - ridge_g @ b
+        gradient = G.mT @ (r.square().clamp_max(20.0) - 1) - ridge_g @ b
         b = b + torch.linalg.solve(information, gradient)
     return best[0][..., 0], best[1][..., 0], best[2]
 
 
 def _ridge(A: Tensor, n_bends: int) -> Tensor:
     """Return the ridge of features A (..., n, k), the last the intercept: one is bent only if it has to be."""
-    of_bends, of_others = RIDGES
+    of_bends, of_others = 0.1, 1e-5
     n, k = A.shape[-2:]
     ridge = A.new_full((k,), n * of_others)
     ridge[max(0, k - 1 - n_bends) : -1] = n * of_bends
@@ -196,7 +179,7 @@ def _chosen(t: Tensor, i: int, lines: Sequence[int], others: Sequence[int]) -> l
         *_, tried = _regression(with_one(x), *_bent(x, t[None][..., tries]), t[None, :, i])
         if tried.item() < loss - SIMPLER / math.sqrt(len(t)):
             chosen, loss = [*chosen, j], tried.item()
-        if len(chosen) == MAX_DRIVERS:
+        if len(chosen) == 3:
             break
     return chosen
 
@@ -254,7 +237,7 @@ def reshaped(warp: Warp, x: Tensor) -> Warp:
     t, shape, drivers = (x - warp.centre) / warp.unit, first.shape.clone(), warp.drivers
     for column, i in enumerate(first.members.tolist()):
         if i in drivers:
-            shape[:, column] = _shape(t[:, i], LEAST_OF_SHAPE)
+            shape[:, column] = _shape(t[:, i], 0.005)  # nats, from which on it is skewed
     return replace(warp, levels=[replace(first, shape=shape), *others])
 
 

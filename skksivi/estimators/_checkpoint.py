@@ -41,9 +41,6 @@ PARTS: Kinds = {
     )
 }
 
-#: What is saved of a training that is not watched.
-UNWATCHED: State = {"looks": None, "best_iteration": None, "best": None}
-
 
 class NoCheckpoint:
     """A fit that is not saved.
@@ -158,7 +155,8 @@ class Saving:
         self.saved, self.start, self.watches, self.every = saved, start, watches, saved.every
 
     def __call__(self, progress: Progress) -> bool:
-        watched = next((watch.state() for watch in self.watches), UNWATCHED)
+        unwatched: State = {"looks": None, "best_iteration": None, "best": None}
+        watched = next((watch.state() for watch in self.watches), unwatched)
         self.saved.save(self.start, {**progress.state(), **watched})
         return False
 

@@ -28,29 +28,13 @@ from skksivi.judge._verdict import Errors, Grade, Verdict, words_of
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
 from skksivi.score._score import Score
-from skksivi.stein._directions import MOST_CALLS, N_DRAWS, N_SCORES, first_difference, suspect_directions
+from skksivi.stein._directions import MOST_CALLS, N_SCORES, first_difference, suspect_directions
 from skksivi.stein._discrepancy import agree, stein_shift, stein_variances
 from skksivi.training._hooks import CERTIFICATE
 from skksivi.training._run import Fit
 
 #: Levels of the quantiles that are judged.
 LEVELS = np.array([0.05, 0.95])
-
-#: How many times as many draws are weighted where fewer leave a doubt; the last only where that is a tenth of the
-#: calls of the fit so far.
-TIMES = (1, 4, 16)
-
-#: The most draws whose parameters in the user's own units are compared.
-N_CONSTRAINED = 4000
-
-#: Score calls of the training of a hierarchy above which the cost of its density is minor.
-MANY_CALLS = 1_000_000
-
-#: The shape of a tail from which on a standard deviation cannot be estimated; from a half on it is infinite.
-MAX_K = 0.45
-
-#: Draws by which Stein's identities are checked.
-N_STEIN = 1000
 
 
 class Judged(NamedTuple):
@@ -88,11 +72,12 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
     sample, verdict = None, Verdict(Grade.ROUGH, "the fit has no density")
     if not isinstance(sampler, Layer | Layers):
         return Judged(verdict, None)
-    costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < MANY_CALLS
+    # else the density costs little beside the training
+    costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < 1_000_000
     spent, V = score.tally.total, None if costly else _suspects(sampler, score, seed)
     has_fault = score.tally.fault is not None  # such as noise, which more draws do not lower
-    for times in () if costly else TIMES[:1] if has_fault else TIMES:
-        if times == TIMES[-1] and times * N_CHEAP > spent / 10:
+    for times in () if costly else (1,) if has_fault else (1, 4, 16):  # more draws where fewer leave a doubt
+        if times == 16 and times * N_CHEAP > spent / 10:
             break
         if (more := weighted_draws(sampler, score.double, seed ^ 1, times)) is None:
             break
@@ -173,7 +158,8 @@ def _errors(rows: WeightedRows, f: np.ndarray, g: np.ndarray) -> Errors:
     sides = [rows.means(x.astype(float), y.astype(float)) for x, y in ((f < low, g < low), (f > high, g > high))]
     beyond, beyond_se = (np.array(parts) for parts in zip(*sides, strict=True))
     away = np.log(np.maximum(np.abs(g - np.median(g, 0)), np.finfo(np.float64).tiny))
-    is_light = np.array([pareto_smoothed(column)[1] < MAX_K for column in away.T])
+    # its sd cannot be estimated from 0.45 on; it is infinite from a half on
+    is_light = np.array([pareto_smoothed(column)[1] < 0.45 for column in away.T])
     moments = {name: is_light * getattr(found, name) for name in ("mean", "mean_se", "sd", "sd_se")}
     return found._replace(beyond=beyond, beyond_se=beyond_se, **moments)
 
@@ -183,7 +169,7 @@ def _own_parameters(score: Score, sample: ImportanceSample) -> tuple[np.ndarray,
     if score.constrain is None:
         return None
     try:
-        found = [score.constrain(X) for X in (sample.X, sample.draws[:N_CONSTRAINED])]
+        found = [score.constrain(X) for X in (sample.X, sample.draws[:4000])]
     except Exception:  # a fit is not to fail by this, whatever a model may raise
         return None
     names = [f"`{name}`" for name, a in found[0].items() for _ in range(int(np.prod(a.shape[1:])))]
@@ -214,7 +200,7 @@ def _without_weights(
     """Judge a fit by chains that agree and by lines along directions; by Stein's identities where there are none."""
     whitening, d = sampler.whitening, sampler.n_features
     generator = torch.Generator(score.device).manual_seed(seed ^ 5)
-    x = sampler.sample(N_STEIN, generator).double()
+    x = sampler.sample(1000, generator).double()
     s = score.double(x)
     if not s.isfinite().all():
         return Verdict(
@@ -290,7 +276,7 @@ def _difference(sampler: Layer | Layers, score: Score, most: int | None) -> str 
     """Describe the direction along which the draws of a sampler are wrong, if that takes no more than the most calls
     and a fifth of those of the fit; the draws of a hierarchy take calls, too.
     """
-    tally, whitening, n_draws, n_calls = score.tally, sampler.whitening, N_DRAWS, MOST_CALLS
+    tally, whitening, n_draws, n_calls = score.tally, sampler.whitening, 20_000, MOST_CALLS
     left = min(math.inf if most is None else most - tally.total, tally.total / 5)
     if isinstance(sampler, Layers):
         n_draws //= 10
@@ -368,17 +354,15 @@ def better(trained: Fit, before: Fit) -> Fit:
         and new.errors.worst(THRESHOLDS.n_se).excess <= old.errors.worst(0).excess
     ):
         return trained
-    report = {**trained.report, **{name: before.report[name] for name in KEPT}}
+    # what a fit that is returned keeps, whatever was tried after it
+    own = ("certificate_", "verdict_", "fitted_by_", "best_iter_", "score_checksum_")
+    report = {**trained.report, **{name: before.report[name] for name in own}}
     remark = (
         f"The training did not improve on its start, which is returned. At its end {new.reason}; at its start "
         f"{old.reason}. Lower `learning_rate`, or raise `batch_size` or `max_iter`; early_stopping=False returns the "
         "last state all the same."
     )
     return trained._replace(sampler=before.sampler, report=report, remark=remark)
-
-
-#: What a fit that is returned keeps of its own, whatever was tried after it.
-KEPT = ("certificate_", "verdict_", "fitted_by_", "best_iter_", "score_checksum_")
 
 
 def is_better(a: Verdict, b: Verdict) -> bool:

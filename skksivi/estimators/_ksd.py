@@ -53,19 +53,6 @@ from skksivi.training._guard import MomentPenalty, Watch
 from skksivi.training._loop import Objective
 from skksivi.training._run import Fit, Run
 
-#: Number of draws of the last fit, after its target has moved, from which modes are searched.
-N_FOLLOWED = 16
-
-#: How often a mixture is fitted again to weighted draws.
-N_REFITTED = 3
-
-#: Names of the objectives, as `fitted_by_` gives them.
-PATH, KSD = "path gradient", "kernel Stein discrepancy"
-
-#: The draws of an iteration, by gradient estimator, set by `benchmarks/training.py`: local averages are over those of
-#: twenty iterations, a discrepancy over those of one.
-BATCH_SIZES = {"path": 32, "u-statistic": 128, "vanilla": 128}
-
 #: Training parameters that also shape the start.
 OF_START = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge"}
 
@@ -134,7 +121,8 @@ class SteinTrained(Trained, Generic[F]):
         if est.gradient_estimator == "auto":
             est.gradient_estimator = "path" if averages(resolve_kernel(est.kernel)) else "u-statistic"
         if est.batch_size == "auto":
-            est.batch_size = BATCH_SIZES[est.gradient_estimator]
+            # `benchmarks/training.py`: local averages are over twenty iterations, a discrepancy over one
+            est.batch_size = 32 if est.gradient_estimator == "path" else 128
         if est.train == "auto" and is_set:
             est.train = True
         est.__dict__["_is_set"] = is_set
@@ -171,7 +159,7 @@ class SteinTrained(Trained, Generic[F]):
         """
         found, by = judged(found, target, start.seed, len(start.past.losses) * int(self.batch_size))
         run.keep(found)
-        for _ in range(N_REFITTED):
+        for _ in range(3):
             ends = run.tally.is_spent or run.tally.fault is not None
             can_be = isinstance(found.sampler, Layer) and self._is_at_pilot(start) and not ends
             if by.sample is None or not can_be or (by.verdict.good and not lacks(by.sample, start.family)):
@@ -244,7 +232,7 @@ class SteinTrained(Trained, Generic[F]):
             hooks = [WhenGood(sampler_of, target, start.seed), *hooks]
         with run.tally.reserving(N_RESERVED):
             done = self._minimise(objective, family, sampler_of, run, before=watches, after=hooks, resume=saved.state)
-            made_by = PATH if by_path else KSD
+            made_by = "path gradient" if by_path else "kernel Stein discrepancy"
             found = run.keep(trained_fit(done, watches, sampler_of, family, start, made_by))
         if done.ended_by is not None and not isinstance(done.ended_by, BudgetError):
             raise done.ended_by
@@ -323,7 +311,7 @@ class SteinTrained(Trained, Generic[F]):
         sampler = self._sampler_of(score_fn, start)(start.family)
         if start.past.same_target or judge.accepts(sampler) or not isinstance(self.whiten, str | Pilot):
             return start
-        x = start.whitening.push_forward(judge.draws(sampler))[:N_FOLLOWED]
+        x = start.whitening.push_forward(judge.draws(sampler))[:16]
         near = x[score_fn.double(x).isfinite().all(1)]
         moved = self._new_start(score_fn, target, generator, as_array(near) if len(near) else self.init, start)
         return moved._replace(past=start.past)

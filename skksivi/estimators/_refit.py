@@ -23,9 +23,6 @@ from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import Score
 
-#: The stage after the judge has found a fit to be off.
-REFITTED = "refit to weighted draws"
-
 
 @dataclass(frozen=True)
 class OfMixture:
@@ -61,7 +58,8 @@ def refitted(
     """
     d, score = sample.X.shape[1], score.double
     before, began = score.tally.total, time.monotonic()
-    score.tally.begin(REFITTED)
+    stage = "refit to weighted draws"
+    score.tally.begin(stage)
     mixture = fitted_mixture([torch.as_tensor(sample.draws[:LEAST_POINTS]).to(score.device)], generator)
     mixture, best = with_what_lacks(mixture, sample), None
     for i in range(5):
@@ -87,7 +85,7 @@ def refitted(
         points = start._replace(verdict=points.verdict, mean_se=mean_se)
     points = points.unwhitened(map_)
     n_calls = score.tally.total - before
-    attempt = Attempt(REFITTED, n_calls, time.monotonic() - began, str(points.verdict))
+    attempt = Attempt(stage, n_calls, time.monotonic() - began, str(points.verdict))
     mean, mean_se, sd = (a.cpu().numpy() for a in (points.x.mean(0), points.mean_se, points.x.std(0)))
     coordinates = replace(
         whitening,

@@ -28,13 +28,6 @@ from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty
 from skksivi.training._run import Fit
 
-#: How often a Gaussian is fitted again, from the last one, and the divergence along its worst direction below
-#: which it is good enough.
-N_MATCHED, NEAR = 3, 0.25
-
-#: How far coordinates are moved to the target at most: in standard deviations, and the factor of scale.
-MAX_SHIFT, MAX_RATIO = 5.0, 100.0
-
 #: Score evaluations reserved from the budget for the last steps: the scale of the family and a certificate.
 N_RESERVED = 350
 
@@ -138,11 +131,12 @@ def _brought_to_target(map_: Affine, score: Score, generator: torch.Generator) -
     if len(modes) > 1 or len(all_modes(score, map_.m, modes[0], generator).maps) > 1:
         return map_
     error, found = worst_divergence(score, map_), map_
-    if error > NEAR:
+    near = 0.25  # along the worst direction
+    if error > near:
         at_mode = Affine(modes[0].m, map_.L)
         error, found = min((error, found), (worst_divergence(score, at_mode), at_mode), key=itemgetter(0))
-    for _ in range(N_MATCHED):
-        if error < NEAR:
+    for _ in range(3):
+        if error < near:
             break
         fitted = batch_and_match(score, found, generator, N_ITER)
         error_of_fitted = worst_divergence(score, fitted)
@@ -156,7 +150,9 @@ def _is_close(found: Affine, start: Affine) -> bool:
     """Tell whether one Gaussian is as near to another as a start should be to its target."""
     shift = start.whiten(found.m[None])
     scales = torch.linalg.svdvals(torch.linalg.solve_triangular(start.L, found.L, upper=False))
-    return bool(shift.square().mean() < MAX_SHIFT**2 and scales.max() < MAX_RATIO and scales.min() > 1 / MAX_RATIO)
+    most = 100.0
+    # a shift of five standard deviations, and a hundredfold scale
+    return bool(shift.square().mean() < 5.0**2 and scales.max() < most and scales.min() > 1 / most)
 
 
 def check_points(mixing: MixingLike, whiten: Whiten, latent_dim: int, n_features: int, needed: str = "") -> None:

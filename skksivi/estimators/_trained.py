@@ -28,9 +28,6 @@ from skksivi.training._hooks import TRAINING, Report
 from skksivi.training._loop import CHECK_EVERY, Hook, Minimised, Objective, Scheduled, State, minimise
 from skksivi.training._run import Fit, Run
 
-#: Number of draws at which the score of a finished fit is checked.
-N_EXPLAINED, N_JUDGED = 4000, 1000
-
 #: Largest latent dimension chosen by default.
 MAX_LATENT_DIM = 100
 
@@ -181,13 +178,13 @@ class Trained(Whitened):
         FloatingPointError
         """
         if isinstance(fit.ended_by, FloatingPointError):
-            raise _explained(fit.ended_by, score_fn, fit.sampler.sample(N_EXPLAINED, generator)) from fit.ended_by
+            raise _explained(fit.ended_by, score_fn, fit.sampler.sample(4000, generator)) from fit.ended_by
         if fit.ended_by is None and score_fn.tally.fault is not None:
             warn_caller(score_fn.tally.fault, ConvergenceWarning)
         elif fit.ended_by is None and score_fn.tally.is_spent:
             warn_caller(str(fit.remark), ConvergenceWarning)
         elif fit.ended_by is None:
-            _warn(fit, score_fn, fit.sampler.sample(N_JUDGED, generator).double())
+            _warn(fit, score_fn, fit.sampler.sample(1000, generator).double())
 
 
 def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPointError:

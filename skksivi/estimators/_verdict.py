@@ -33,12 +33,6 @@ N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
 #: Iterations between two comparisons.
 LOOK_EVERY = 500
 
-#: Standard errors that are noise, and the squared discrepancy per feature below which a difference does not matter.
-N_SE, NEGLIGIBLE = 2, 0.0025
-
-#: Draws used to correct the mean of a fit, and the smallest error, in standard deviations, that is corrected.
-N_RECENTRED, VISIBLE = 2000, 0.06
-
 
 # During a training
 
@@ -135,7 +129,8 @@ def watch_of(judge: Judge, sampler: InU, stopping: Plateau | None, *, guards: bo
     reference, noise = judge.reference(sampler), 0.0
     if guards or noisy:
         values = [_value(discrepancy, judge.map.unwhiten(u)) for u in judge.draws(sampler).split(N_JUDGED_DRAWS)]
-        noise = NEGLIGIBLE * score.n_features + N_SE * float(np.std([v for v in values if math.isfinite(v)] or 0.0))
+        # a squared discrepancy per feature that does not matter
+        noise = 0.0025 * score.n_features + 2 * float(np.std([v for v in values if math.isfinite(v)] or 0.0))
     at_start = judge.error(judge.draws(sampler)[:N_JUDGED_DRAWS]) if noisy else 0.0
 
     @torch.no_grad()
@@ -184,18 +179,11 @@ def remark_of(watch: Watch, best_iter: int, n_before: int) -> str | None:
     if not at_start:
         return None
     (_, before), *after = watch.values
-    return _not_better(
-        f"the squared discrepancy in `ksd_curve_` is {before:.2g} there and at least {min(v for _, v in after):.2g} "
-        "after it"
-    )
-
-
-def _not_better(why: str) -> str:
-    """Return the remark that a fit draws from its start."""
     return (
-        f"The training did not improve on its start, which is returned: {why}. If `diagnose` finds no fault in it, "
-        "nothing is left to train; else lower `learning_rate` or raise `batch_size`. early_stopping=False returns "
-        "the last state all the same."
+        "The training did not improve on its start, which is returned: the squared discrepancy in `ksd_curve_` is "
+        f"{before:.2g} there and at least {min(v for _, v in after):.2g} after it. If `diagnose` finds no fault in "
+        "it, nothing is left to train; else lower `learning_rate` or raise `batch_size`. early_stopping=False "
+        "returns the last state all the same."
     )
 
 
@@ -245,10 +233,10 @@ def recentred(fit: Fit, target: Score, seed: int) -> Fit:
     if isinstance(sampler.whitening.map, Identity):
         return fit
     map_, score = sampler.whitening.map, sampler.whitening.straighten(target).double
-    u = sampler.sample_in_u(N_RECENTRED, torch.Generator(map_.m.device).manual_seed(seed)).double()
+    u = sampler.sample_in_u(2000, torch.Generator(map_.m.device).manual_seed(seed)).double()
     s = map_.whiten_score(score(map_.unwhiten(u)))
     error = stein_error(u, s)
-    if not VISIBLE < error < math.inf:
+    if not 0.06 < error < math.inf:  # standard deviations
         return fit
     shift = controlled(u, stein_features(u, s)).mean(0) - u.mean(0)
     moved = map_._replace(m=map_.unwhiten(shift))

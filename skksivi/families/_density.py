@@ -32,18 +32,8 @@ N_BANK, N_STARTS = 2048, 2
 #: Gauss-Newton steps at most, and the lengths of a step that are tried.
 N_STEPS, LENGTHS = 8, (1.0, 0.5, 0.2, 0.05)
 
-#: Initial draws for each x; the factor by which they grow while the standard error exceeds a tolerance, in nats; and
-#: their largest number.
-N_DRAWS, FACTOR, TOLERANCE, MOST_DRAWS = 128, 4, 0.03, 2**11
-
-#: Shares of Gaussians and Student t distributions among these draws, and degrees of freedom; the rest is from q(z).
-GAUSSIAN, STUDENT, DF = 0.4, 0.4, 10
-
-#: Draws of a hierarchy from which its reversal is learned.
-N_LEARNED = 8192
-
-#: Features up to which covariances are factored.
-MAX_FACTORED = 1000
+#: Initial draws for each x, which grow while the standard error exceeds a tolerance, in nats, and the most.
+N_DRAWS, TOLERANCE, MOST_DRAWS = 128, 0.03, 2**11
 
 #: Numbers held in memory at a time.
 CHUNK = 2**22
@@ -88,7 +78,7 @@ def refined(
     while n_draws <= most and len(rough := torch.nonzero(se > TOLERANCE)[:, 0]):
         for rows in rough.split(max(1, CHUNK // (n_draws * width))):
             value[rows], se[rows] = log_mean(weigh(rows, n_draws, seeded(seed + n_draws, x)))
-        n_draws *= FACTOR
+        n_draws *= 4
     return LogDensity(value, se)
 
 
@@ -149,7 +139,8 @@ def as_mixture(family: SemiImplicit) -> GaussianMixtureDraws | None:
     It is one if z has a mixture of :math:`N(m_k, L_k L_k^\top)`, :math:`\mu(z) = A z + c` and sigma is constant.
     """
     z, mixing = next(family.parameters()).new_zeros(1, family.mixing.latent_dim), family.mixing
-    if not (family.mean.is_affine and family.log_variance.is_affine) or family.n_features > MAX_FACTORED:
+    # covariances of more features are not factored
+    if not (family.mean.is_affine and family.log_variance.is_affine) or family.n_features > 1000:
         return None
     if family.log_variance.jacobian(z).any():
         return None
@@ -247,10 +238,11 @@ def _weights(family: SemiImplicit, proposal: Proposal, n_draws: int, generator: 
     """
     x, z, C = proposal
     n, m, d = z.shape
-    n_gaussian, n_student = max(2, int(GAUSSIAN * n_draws / m)), max(2, int(STUDENT * n_draws / m))
+    n_gaussian, n_student = max(2, int(0.4 * n_draws / m)), max(2, int(0.4 * n_draws / m))  # the rest is from q(z)
     n_mixing = max(2, n_draws - m * (n_gaussian + n_student))
     e = torch.randn(m, n_gaussian + n_student, d, generator=generator, dtype=z.dtype, device=z.device)
-    chi = torch.randn(m, n_student, DF, generator=generator, dtype=z.dtype, device=z.device)
+    df = 10
+    chi = torch.randn(m, n_student, df, generator=generator, dtype=z.dtype, device=z.device)
     e[:, n_gaussian:] /= chi.square().mean(-1, keepdim=True).sqrt()
     near = z[:, :, None] + e @ torch.linalg.solve_triangular(C, torch.eye(d).to(C).expand_as(C), upper=False)
     mixing = family.draw_latent(n_mixing, generator).expand(n, -1, -1)
@@ -260,8 +252,8 @@ def _weights(family: SemiImplicit, proposal: Proposal, n_draws: int, generator: 
         e = (draws - z[:, j, None]) @ C[:, j]
         square, log_scale = e.square().sum(-1), C[:, j].diagonal(dim1=1, dim2=2).log().sum(1)[:, None]
         log_normal = -square / 2 - d / 2 * math.log(2 * math.pi)
-        log_student = math.lgamma((DF + d) / 2) - math.lgamma(DF / 2) - d / 2 * math.log(DF * math.pi)
-        log_student = log_student - (DF + d) / 2 * (square / DF).log1p()
+        log_student = math.lgamma((df + d) / 2) - math.lgamma(df / 2) - d / 2 * math.log(df * math.pi)
+        log_student = log_student - (df + d) / 2 * (square / df).log1p()
         log_parts += [log_scale + log_normal + math.log(n_gaussian), log_scale + log_student + math.log(n_student)]
     parts = torch.stack(log_parts, 2) - math.log(draws.shape[1])
     log_proposal = parts.logsumexp(2)
@@ -307,7 +299,7 @@ def hierarchy_log_density(
 
 def learned_ways_back(family: Hierarchy, score_fn: ScoreFunction, generator: torch.Generator) -> list[WayBack]:
     """Regress every layer on the one below it, using draws of the family."""
-    layers, ways = family.path(N_LEARNED, generator, score_fn), []
+    layers, ways = family.path(8192, generator, score_fn), []
     for t, (low, high) in enumerate(itertools.pairwise(layers)):
         phi = _features(family, t, low, score_fn(low))
         B = torch.linalg.pinv(phi, rtol=1e-10) @ high  # for a Gaussian target the step is linear in x

@@ -19,20 +19,11 @@ from skksivi.pilot._mode_weights import Cells
 from skksivi.pilot._modes import log_density
 from skksivi.score._score import Score
 
-#: Rows drawn at a time by rejection, so that memory is bounded for all ratios; and the largest total, in units of the
-#: expected number.
-MAX_DRAWN, PATIENCE = 2**15, 50
-
-#: How many times as wide as a sampler a defensive mixture is in all directions, and along a coordinate; and the draws
-#: whose moments it has.
-SCALES, STRETCHES, N_MOMENTS = (1.5, 2.0, 4.0, 8.0, 16.0, 32.0), (2.0, 4.0, 8.0), 4000
-
-#: Draws with which a loaded file is checked.
-N_TRIED = 100
+#: How many times as wide as a sampler a defensive mixture is in all directions, and along a coordinate.
+SCALES, STRETCHES = (1.5, 2.0, 4.0, 8.0, 16.0, 32.0), (2.0, 4.0, 8.0)
 
 #: Draws from which the shares of cells are estimated, so that no ratio is larger.
 N_ASSIGNED = 20_000
-MAX_RATIO = N_ASSIGNED * (1 + 1e-9)
 
 #: Decides which of the float64 points (n, d) are kept, by uniform numbers (n,).
 Keeps = Callable[[Tensor, Tensor], Tensor]
@@ -59,9 +50,9 @@ class Derived:
 
 def accepted(sampler: Sampler, n: int, n_each: float, keeps: Keeps, generator: torch.Generator, why: str) -> Tensor:
     """Draw n rows (n, d) by rejection, one in `n_each`; raise RuntimeError with `why` if hardly any are accepted."""
-    kept, missing, left = [], n, PATIENCE * (n * n_each + 100)
+    kept, missing, left = [], n, 50 * (n * n_each + 100)  # fifty times the expected number
     while missing > 0:
-        n_drawn = math.ceil(min(1.1 * missing * n_each + 10, MAX_DRAWN))
+        n_drawn = math.ceil(min(1.1 * missing * n_each + 10, 2**15))  # bounds memory for all ratios
         left -= n_drawn
         if left < 0:
             raise RuntimeError(f"Hardly any draw of the fit {why}.")
@@ -88,7 +79,7 @@ class Reweighted(Derived):
     ratios: Tensor
 
     def __post_init__(self) -> None:
-        if not self.ratios.max() <= MAX_RATIO:
+        if not self.ratios.max() <= N_ASSIGNED * (1 + 1e-9):
             raise ValueError("the ratios of the weights of its cells are larger than any shares have")
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
@@ -144,7 +135,7 @@ class DefensiveMixture(Derived):
     @classmethod
     def of(cls, sampler: Sampler, generator: torch.Generator, share: float) -> DefensiveMixture:
         """Return it with the mean and the covariance of draws that no weights depend on."""
-        return cls(sampler, gaussian_of(sampler.sample(N_MOMENTS, generator).double()), share)
+        return cls(sampler, gaussian_of(sampler.sample(4000, generator).double()), share)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d)."""
@@ -322,14 +313,15 @@ def trial_draws(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:
 def _tried(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:
     fit = unweighted(sampler)
     sampler = sampler.sampler if isinstance(sampler, Refined) else sampler  # a refined one needs the target
+    n_tried = 100
     if isinstance(fit, Layers):
-        u = fit.family.draw(N_TRIED, generator, torch.zeros_like)
+        u = fit.family.draw(n_tried, generator, torch.zeros_like)
         return [
             fit.whitening.push_forward(u.double()),
             *(1 / fit.family.sigma(t) for t in range(fit.family.n_layers)),
         ]
-    numbers = [fit.sample(N_TRIED if fit.in_parts else 1, generator), sampler.sample(1, generator)]
-    return [*numbers, fit.family.draw(N_TRIED, generator).score] if isinstance(fit, Layer) else numbers
+    numbers = [fit.sample(n_tried if fit.in_parts else 1, generator), sampler.sample(1, generator)]
+    return [*numbers, fit.family.draw(n_tried, generator).score] if isinstance(fit, Layer) else numbers
 
 
 def asks_for_score(sampler: Sampler) -> bool:

@@ -22,9 +22,6 @@ from skksivi.score._score import Score, ScoreFunction
 #: Numbers drawn at a time, so that memory does not grow with the number of rows.
 CHUNK = 2**22
 
-#: Number of times that rows of a hierarchy are drawn again if a score there is not finite.
-MAX_REDRAWN = 50
-
 
 @runtime_checkable
 class Sampler(Protocol):
@@ -238,7 +235,7 @@ class Layers(OfFamily):
             The score is not finite where most of the draws are.
         """
         u, score_u = self.family.draw(n, generator, self.score_in_u, layer).double(), self.score_in_u
-        for _ in range(MAX_REDRAWN):
+        for _ in range(50):
             bad = ~u.isfinite().all(1)
             if not bad.any():
                 return u

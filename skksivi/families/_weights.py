@@ -24,9 +24,8 @@ from skksivi.pilot._modes import log_density, origin_of
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.score._score import Score
 
-#: The fewest draws whose ratio must be finite, and the smallest effective sample size of reliable weights, and of
-#: those with a heavy tail.
-LEAST_DRAWS, LEAST_EFFECTIVE, MANY_EFFECTIVE = 100, 30, 200
+#: The fewest draws whose ratio must be finite, and the smallest effective sample size of reliable weights.
+LEAST_DRAWS, LEAST_EFFECTIVE = 100, 30
 
 #: The largest share of the draws of a fit where log p may be unknown.
 MOST_LEFT_OUT = 0.01
@@ -42,9 +41,6 @@ N_CHEAP, N_INTEGRATED = 256, 128
 
 #: The error of an integral by four points that will do for a verdict, in nats; by seven it is a tenth of it or less.
 MOST_GAP = 0.5
-
-#: The most points of all lines that need many, in units of the number of lines.
-MOST_TIMES = 50
 
 
 class Estimate(NamedTuple):
@@ -192,7 +188,7 @@ class ImportanceSample:
         """
         n = len(self.weights)
         effective = self.share * n
-        light = self.k <= most_trusted(n) or (self.k < 1 and effective >= MANY_EFFECTIVE)
+        light = self.k <= most_trusted(n) or (self.k < 1 and effective >= 200)  # enough even with a heavy tail
         return light and effective >= LEAST_EFFECTIVE and self.left_out <= MOST_LEFT_OUT
 
     def certificate(self) -> Certificate:
@@ -456,7 +452,7 @@ def _by_lines(
         return None
     weights = log_p - log_m
     rough = ~surely & ~(weights + gap < weights[surely].max() - 15)
-    most = score.tally.total + MOST_TIMES * len(x)
+    most = score.tally.total + 50 * len(x)  # the points of all lines that need many
     for rows in rough.nonzero()[:, 0].split(8):
         if score.tally.total > most or score.tally.fault is not None:  # integrals of noise have no end
             return None

@@ -27,8 +27,6 @@ from skksivi.training._run import ordinary_mode
 #: Draws of each fit that are compared, and the R-hat of a coordinate above which fits are reported to disagree.
 N_COMPARED, MAX_RHAT = 1000, 1.05
 
-#: Steps of the search for weights.
-N_STEPS = 1000
 
 A = TypeVar("A", bound=BaseApproximator)
 
@@ -174,7 +172,8 @@ def ensemble(
     array([1., 1.])
     """
     check_approximator(est, target)
-    _check_pooling(pooling)
+    if pooling not in ("evidence", "equal"):
+        raise ValueError(f"`pooling` must be 'evidence' or 'equal', got {pooling!r}.")
     check_integer(n_fits, "n_fits", min_val=1)
     check_integer(n_samples, "n_samples", min_val=LEAST_DRAWS)
     unwrapped(target, n_features)
@@ -203,11 +202,6 @@ def ensemble(
         )
     pooled = _pooled(members, weights, make_seed(rng))
     return Ensemble(members, as_array(weights), elbo, log_z, r_hat, failures, pooled)
-
-
-def _check_pooling(pooling: str) -> None:
-    if pooling not in ("evidence", "equal"):
-        raise ValueError(f"`pooling` must be 'evidence' or 'equal', got {pooling!r}.")
 
 
 def _fitted(est: A, target: TargetOrScore, n_features: int | None, seed: int) -> A | FailedFit:
@@ -300,7 +294,7 @@ def best_weights(log_q: Tensor, omega: Tensor) -> Tensor:
     seen = log_q.isfinite().any(1)
     log_q, omega = log_q[seen], omega[seen] / omega[seen].sum()
     w = torch.full_like(log_q[0], 1 / log_q.shape[1])
-    for _ in range(N_STEPS):
+    for _ in range(1000):
         w = omega @ (log_q + w.log()).softmax(1)
     return w / w.sum()
 

@@ -38,18 +38,6 @@ from skksivi.training._run import ordinary_mode
 #: The fewest draws.
 LEAST = 20
 
-#: The fewest batches of states of chains, if there are so many.
-N_BATCHES = 20
-
-#: The shape of a tail from which on a control variate has no finite variance.
-MAX_K = 0.5
-
-#: The standard error that is allowed for more control variates, in units of the smallest.
-SLACK = 1.1
-
-#: The least standard error, by rounding, in units of the largest value.
-ROUNDING = 1e-12
-
 #: The most numbers in the control variates of all draws.
 MAX_NUMBERS = 2**25
 
@@ -326,7 +314,7 @@ def _check_finite(values: np.ndarray, what: str) -> None:
 def _batches(x: Tensor) -> Tensor:
     """Return the batch (n,) of each draw: itself, or of chains (n_chains, n_draws, d) a chain, or a part if few."""
     n_chains, n_draws = x.shape[0], x.shape[1] if x.ndim > 2 else 1
-    n_parts = min(math.ceil(N_BATCHES / n_chains), n_draws)
+    n_parts = min(math.ceil(20 / n_chains), n_draws)  # the fewest batches, if there are so many states
     part = torch.arange(n_draws, device=x.device) * n_parts // n_draws
     return (torch.arange(n_chains, device=x.device)[:, None] * n_parts + part).flatten()
 
@@ -338,7 +326,7 @@ def _controlled(y: Tensor, draws: WeightedDraws, by_fit: tuple[np.ndarray, np.nd
     """Return means of values y (n, m) with standard errors, both also without control variates, the difference of the
     means in standard errors and the number of control variates, each (m,), given means with the fit as one.
     """
-    rounding = ROUNDING * y.abs().amax(0)
+    rounding = 1e-12 * y.abs().amax(0)
     plain, plain_se = mean_and_se(y, draws)
     y, plain_se = y - plain, plain_se.maximum(rounding)
     zero, unknown = torch.zeros_like(plain), torch.full_like(plain, math.nan)
@@ -353,7 +341,8 @@ def _controlled(y: Tensor, draws: WeightedDraws, by_fit: tuple[np.ndarray, np.nd
         shift = (difference / its_se).where(its_se > rounding, 0.0)
         found.append(torch.stack([mean, se.maximum(rounding), shift, zero + p]))
     tried = torch.stack(found)
-    allowed = tried[:, 1] <= SLACK * tried[:, 1].amin(0)
+    # some more than the smallest is allowed, for more control variates
+    allowed = tried[:, 1] <= 1.1 * tried[:, 1].amin(0)
     last = len(tried) - 1 - allowed.flip(0).int().argmax(0)
     mean, se, shift, n_used = tried.gather(0, last.expand(1, 4, -1))[0]
     if not draws.reliable:
@@ -409,7 +398,8 @@ def _has_variance(f: Tensor) -> list[bool]:
     """Tell of each column of f (n, p) whether both of its tails are light enough."""
     some = as_array(f[:: math.ceil(len(f) / 10_000)]).T
     tiny = np.finfo(np.float64).tiny
-    return [all(pareto_smoothed(np.log(np.maximum(side, tiny)))[1] <= MAX_K for side in (a, -a)) for a in some]
+    # else its variance is infinite
+    return [all(pareto_smoothed(np.log(np.maximum(side, tiny)))[1] <= 0.5 for side in (a, -a)) for a in some]
 
 
 def mean_and_se(r: Tensor, draws: WeightedDraws, p: int = 0) -> tuple[Tensor, Tensor]:

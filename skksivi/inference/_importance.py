@@ -29,12 +29,6 @@ from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 from skksivi.training._run import ordinary_mode
 
-#: The share of the target that refined draws may lack where its ratio to the fit is largest.
-MOST_LOST = 0.003
-
-#: The share of the fit among the draws that a refined fit proposes.
-MOSTLY = 0.9
-
 A = TypeVar("A", bound=BaseApproximator)
 
 
@@ -183,14 +177,14 @@ def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, ran
     check_fit(est, target)
     while isinstance(est.sampler_, Refined | DefensiveMixture):
         est = _with_sampler(est, est.sampler_.sampler)
-    for share in (MOSTLY, SHARE):  # where the fit lacks a halo or a tail, more wide draws are needed
+    for share in (0.9, SHARE):  # where the fit lacks a halo or a tail, more wide draws are needed
         score, sample = importance_draws(est, target, n_samples, random_state, share)
         if sample.trusted:
             break
     check_trusted(sample, "a refined fit")
     w = np.sort(sample.weights * len(sample.weights))[::-1]
     lost = (np.cumsum(w) - np.arange(1, len(w) + 1) * w) / len(w)
-    bound = w[lost <= MOST_LOST][-1]
+    bound = w[lost <= 0.003][-1]  # of the target, where its ratio to the fit is largest
     acceptance = float(np.minimum(sample.weights * len(sample.weights) / bound, 1).mean())
     with ordinary_mode(score.device), torch.no_grad():
         proposal = DefensiveMixture.of(est.sampler_, torch.Generator(score.device).manual_seed(0), share)

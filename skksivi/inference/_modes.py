@@ -22,16 +22,6 @@ from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 from skksivi.training._run import ordinary_mode
 
-#: Draws from which modes are searched at a time, and chains of a mode.
-N_STARTS, N_CHAINS = 200, 300
-
-#: Root mean square of a draw's coordinates in a mode's own from which it is far off, and the share of such draws.
-FAR_OFF, MAX_FAR = 5.0, 0.2
-
-#: Chains of a mode of few draws; the steps of a chain, the fewest from one kept state to the next, and the most
-#: numbers that are kept.
-N_FEWEST, N_STEPS, KEEP_EVERY, MAX_KEPT = 50, 150, 3, 2**25
-
 
 class Modes(NamedTuple):
     """Modes, their weights under the target and their shares of a fit.
@@ -132,11 +122,12 @@ def _find_cells(score: Score, x: Tensor, generator: torch.Generator) -> Cells:
 
     The first draws may hold none of a rare mode: further searches start at those least like the modes found so far.
     """
-    found, n_found = find_modes(score, x[:N_STARTS], generator), 0
+    n_starts = 200  # draws from which modes are searched at a time
+    found, n_found = find_modes(score, x[:n_starts], generator), 0
     while len(found.maps) > n_found:
         n_found = len(found.maps)
         squares = torch.stack([a.whiten(x).square().sum(1) for a in found.maps]).amin(0)
-        found = find_modes(score, x[squares.topk(N_STARTS).indices], generator, found.maps)
+        found = find_modes(score, x[squares.topk(n_starts).indices], generator, found.maps)
     cells = Cells(found.maps, found.weights.log())
     return cells.sorted_by(cells.counts(x).nonzero().flatten())
 
@@ -149,8 +140,8 @@ def weigh_cells(score: Score, x: Tensor, cells: Cells, generator: torch.Generato
     """
     cell = cells.assign(x)
     squares = torch.stack([a.whiten(x).square().mean(1) for a in cells.maps]).amin(0)
-    far = (squares > FAR_OFF**2).double().mean().item()
-    chains = [mode_chains(score, x[cell == k][:N_CHAINS], a, generator) for k, a in enumerate(cells.maps)]
+    far = (squares > 5.0**2).double().mean().item()
+    chains = [mode_chains(score, x[cell == k][:300], a, generator) for k, a in enumerate(cells.maps)]
     cells = cells.refined(torch.cat([c[:, ::2].flatten(0, 1) for c in chains]))
     others = torch.cat([c[-1, 1::2] for c in chains])
     cell = cells.assign(others)
@@ -164,7 +155,7 @@ def weigh_cells(score: Score, x: Tensor, cells: Cells, generator: torch.Generato
     reason = next((_doubt(a.m, m) for a, m in zip(cells.maps, masses, strict=True) if not m.trusted), "")
     if len(masses) == 1:  # whose weight is one, whatever its mass
         reason = ""
-    if not reason and far > MAX_FAR:
+    if not reason and far > 0.2:
         reason = f"{far:.0%} of the draws are far from every mode that could be compared with others"
     if not reason and not (shares > 0).all():
         reason = "one of them has states of chains, but none of the draws"
@@ -174,7 +165,7 @@ def weigh_cells(score: Score, x: Tensor, cells: Cells, generator: torch.Generato
 
 def mode_chains(score: ScoreFunction, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:
     """Return the states (n_kept, n, d) of chains that start at draws x (n, d) of a mode."""
-    return metropolis(score, x.repeat(-(-N_FEWEST // len(x)), 1), a.L, generator)
+    return metropolis(score, x.repeat(-(-50 // len(x)), 1), a.L, generator)  # chains of a mode of few draws
 
 
 def metropolis(
@@ -207,10 +198,11 @@ def metropolis(
     """
     n, d = x.shape
     common, kept = 1.3 * d ** (-1 / 3), []
-    every = max(KEEP_EVERY, N_STEPS * x.numel() // MAX_KEPT)
+    n_steps = 150
+    every = max(3, n_steps * x.numel() // 2**25)  # so many numbers are kept at most
     x = revive(x.where(score_fn(x).isfinite().all(1)[:, None], torch.nan), generator)
     s = score_fn(x).detach() @ L
-    for t in range(1, N_STEPS + 1):
+    for t in range(1, n_steps + 1):
         h = common * 0.25 ** torch.rand(n, 1, generator=generator, dtype=x.dtype, device=x.device)
         drift = h * clipped_drift(s)
         v = drift + (2 * h).sqrt() * standard_normal(n, x, generator)
@@ -222,7 +214,7 @@ def metropolis(
         log_ratio = (log_p_ratio + log_q_ratio).nan_to_num(-math.inf, -math.inf, -math.inf)
         accept = torch.rand(n, generator=generator, dtype=x.dtype, device=x.device).log() < log_ratio
         x, s = torch.where(accept[:, None], y, x), torch.where(accept[:, None], s_y, s)
-        if t <= N_STEPS // 3:
+        if t <= n_steps // 3:
             common *= math.exp(0.3 * (log_ratio.clamp_max(0).exp().mean().item() - acceptance))
         elif t % every == 0:
             kept.append(x)

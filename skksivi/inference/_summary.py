@@ -41,14 +41,9 @@ from skksivi.training._run import ordinary_mode
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-#: Levels of the quantiles by which a fit is compared with its target.
-COMPARED = (0.05, 0.95)
 
-#: The share of the posterior that may lie where the fit hardly draws.
-MOST_AWAY = 0.05
-
-#: Columns and rows of a printed table at most, and letters of a name in it.
-WIDTH, MOST_ROWS, LONGEST = 100, 60, 30
+#: Columns of a printed table at most.
+WIDTH = 100
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,12 +113,13 @@ class Summary:
     def _rows(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the lines of a table, a cell for each number with its standard error; some of many."""
         k, columns = len(self.names), self._columns()
-        some = range(k) if k <= MOST_ROWS else [*range(MOST_ROWS // 2), *range(k - MOST_ROWS // 2, k)]
+        most = 60
+        some = range(k) if k <= most else [*range(most // 2), *range(k - most // 2, k)]
         rows = [
             [self.names[i], *(_cell(value[i], se[i]) for value, se in columns.values()), self.notes[i]] for i in some
         ]
         if len(rows) < k:
-            rows.insert(MOST_ROWS // 2, [f"... {k - len(rows):,} more ...", *([""] * len(columns)), ""])
+            rows.insert(most // 2, [f"... {k - len(rows):,} more ...", *([""] * len(columns)), ""])
         has_notes = any(row[-1] for row in rows)
         return ["", *columns, *(["note"] if has_notes else [])], [row if has_notes else row[:-1] for row in rows]
 
@@ -162,7 +158,8 @@ def _cell(value: float, se: float) -> str:
 
 def _aligned(head: list[str], rows: list[list[str]]) -> Iterator[str]:
     """Yield the lines of a table, in parts one below the other where it is too wide."""
-    table = [head, *([row[0][: LONGEST - 1] + "…" if len(row[0]) > LONGEST else row[0], *row[1:]] for row in rows)]
+    longest = 30
+    table = [head, *([row[0][: longest - 1] + "…" if len(row[0]) > longest else row[0], *row[1:]] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     parts, used = [[0]], widths[0]
     for j, width in enumerate(widths[1:], 1):
@@ -265,7 +262,8 @@ def summary(
         with ordinary_mode(resolve_device(est.device)):
             score = compared_score(target, est.n_features_in_, est.dtype, est.device)
         draws = _own_draws(est, n_samples, random_state)
-    every, k = np.union1d(levels, COMPARED), len(_parameters(score, draws[:2])[0])
+    compared = (0.05, 0.95)  # levels of the quantiles by which a fit is compared with its target
+    every, k = np.union1d(levels, compared), len(_parameters(score, draws[:2])[0])
     names, g = _parameters(score, draws[: max(1000, MAX_FREE // k)])  # a model may have many more than coordinates
     chains = _chains_behind(est)
     if sample is not None and sample.trusted:
@@ -274,7 +272,7 @@ def summary(
         table, by = _by_chains(chains, draws, g, every), "chains"
     else:
         table, by = _without_errors(g, every), ""
-    warning = _warning(est, sample, table, names, np.searchsorted(every, COMPARED), by)
+    warning = _warning(est, sample, table, names, np.searchsorted(every, compared), by)
     asked = np.searchsorted(every, levels)
     found = table.posterior
     found = found._replace(quantiles=found.quantiles[asked], quantiles_se=found.quantiles_se[asked])
@@ -493,7 +491,7 @@ def _worst(table: _Table, names: list[str], compared: np.ndarray) -> str:
 
 def _away(sample: ImportanceSample) -> str:
     """Say how much of the posterior is where the fit hardly draws, if that is much."""
-    return f"{sample.lost:.0%} of the posterior is where the fit hardly draws" if sample.lost > MOST_AWAY else ""
+    return f"{sample.lost:.0%} of the posterior is where the fit hardly draws" if sample.lost > 0.05 else ""
 
 
 def _reliability(sample: ImportanceSample) -> str:

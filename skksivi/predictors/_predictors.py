@@ -48,14 +48,8 @@ __dir__ = __all__.copy
 #: Numbers that a prediction holds in memory at a time.
 CHUNK = 2**24
 
-#: Networks that are trained to start chains, and the steps of training and of chains.
-N_NETWORKS, N_TRAINING, N_STEPS = 20, 500, 4000
-
-#: Rows at which the part of a process that its features do not explain is drawn jointly, at cubic cost.
-N_TOGETHER = 500
-
-#: Bisection steps for a quantile.
-N_HALVINGS = 50
+#: Networks that are trained to start chains.
+N_NETWORKS = 20
 
 #: Rows of data above which training uses minibatches of this size.
 N_ROWS = 1000
@@ -304,7 +298,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         if self.model == "process":  # the posterior of two precisions is nearly normal
             return KSIVIApproximator(whiten="laplace", batch_size=64, max_iter=500, hidden_layer_sizes=(32,))
         if self.model == "network":  # with fewer steps of the chains if each is expensive
-            budget = int(N_NETWORKS * N_STEPS * min(1, 2 * N_ROWS / n_rows))
+            budget = int(N_NETWORKS * 4000 * min(1, 2 * N_ROWS / n_rows))
             whiten, scale = Pilot("diagonal", budget=budget), Scale(floor=1e-5)
             return KSIVIApproximator(whiten=whiten, scale=scale, learning_rate=5e-4, batch_size=64, max_iter=500)
         return super()._default_approximator(n_rows)
@@ -416,7 +410,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         mean, variance = self._process.coefficients(self.draws_[s])
         beta = mean + np.sqrt(variance) * rng.normal(size=mean.shape)
         scale, parts = np.exp(-self.draws_[s, :1] / 2), []
-        for rows in gen_batches(len(X), N_TOGETHER):
+        for rows in gen_batches(len(X), 500):  # the cost of joint draws is cubic in them
             Z = self._standardised(X[rows])
             zero, covariance = np.zeros(len(Z)), self._process.left_out(Z)
             left_out = rng.multivariate_normal(zero, covariance, size=len(s), check_valid="ignore")
@@ -539,7 +533,7 @@ def quantiles_of_mixture(levels: np.ndarray, f: np.ndarray, variance: np.ndarray
     p = as_tensor(levels)
     edges = mean + sd * torch.special.ndtri(p)  # quantiles of the components
     low, high = edges.amin(0), edges.amax(0)
-    for _ in range(N_HALVINGS):
+    for _ in range(50):
         middle = (low + high) / 2
         is_below = torch.special.ndtr((middle - mean) / sd).mean(0) < p
         low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
@@ -561,7 +555,7 @@ def trained_weights(target: BayesianNeuralNetwork, n: int, rng: np.random.Random
     if target.prior_precision is None:
         moves[-2] = 0.0
     optimizer = torch.optim.Adam([theta], lr=0.01, betas=(0.9, 0.99))
-    for _ in range(N_TRAINING):
+    for _ in range(500):
         rows = as_tensor(rng.randint(target.n_rows, size=N_ROWS))
         data = target if target.n_rows <= N_ROWS else target.subset(rows)
         theta.grad = -data.score_fn(theta) * moves
@@ -675,7 +669,10 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         if len(self.classes_) < 2:
             raise ValueError(f"`y` must have two classes at least, got one class: {self.classes_[0]!r}.")
         self._X_mean, self._X_scale = location_and_scale(X, w)
-        w = w * compute_sample_weight(self._checked_class_weight(), y)
+        given = self.class_weight
+        if isinstance(given, dict) and not all(isinstance(v, Real) and 0 <= v < math.inf for v in given.values()):
+            raise ValueError(f"`class_weight` must give classes finite numbers of zero or more, got {given!r}.")
+        w = w * compute_sample_weight(given, y)
         model = BayesianLogisticRegression if len(self.classes_) == 2 else BayesianMultinomialRegression
         self.target_: Any = model(self._with_ones(X), y, self.prior_precision, sample_weight=w)
         self._fit_draws(self._new_approximator(len(X)), self.target_)
@@ -689,12 +686,6 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
     def _names_of_draws(self, features: list[object]) -> list[str]:
         names = ["intercept", *map(str, features)]
         return names if len(self.classes_) == 2 else [f"{name}[{label}]" for name in names for label in self.classes_]
-
-    def _checked_class_weight(self) -> str | dict[object, float] | None:
-        given = self.class_weight
-        if isinstance(given, dict) and not all(isinstance(v, Real) and 0 <= v < math.inf for v in given.values()):
-            raise ValueError(f"`class_weight` must give classes finite numbers of zero or more, got {given!r}.")
-        return given
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Predict the probability of each class, the mean over draws.

@@ -33,29 +33,11 @@ from skksivi.targets._base import Target
 #: Largest number of rows for the evidence, and of centres of the features: the cost is cubic in both.
 N_ROWS = 500
 
-#: Rows on which the start of a search is chosen.
-N_FIRST = 300
-
-#: Fewest rows per column for several length scales.
-N_ROWS_A_COLUMN = 5
-
-#: Steps of the search for the highest evidence.
-N_STEPS = 60
-
-#: Prior standard deviations from the prior mean to which the search is limited.
-FAR = 6.0
-
-#: Length of a difference in the logarithms of hyper-parameters.
-STEP = 1e-4
-
 #: Smallest variance of the noise, in units of the variance of y.
 LEAST_NOISE = 1e-6
 
 #: Relative size of rounding errors in a covariance.
 ROUNDING = 1e-10
-
-#: Prior means and standard deviations of the logarithms of sigma, a, c and l, for one column.
-MEANS, SPREADS = (-0.7, -1.2, -0.4, 0.4), (1.0, 2.0, 2.0, 1.0)
 
 
 def gaussian(t: Tensor) -> Tensor:
@@ -130,7 +112,10 @@ def root(K: Tensor, noise: Tensor) -> Tensor:
 def before(k: int, p: int) -> tuple[Tensor, Tensor]:
     """Return prior means and standard deviations of theta (k,); of many columns each has less effect."""
     index = torch.arange(k).clamp_max(3)
-    means, spreads, share = torch.tensor([MEANS, SPREADS, (0.0, -0.5, 0.0, 0.5)], dtype=torch.float64)
+    # means and standard deviations of log sigma, a, c and l for one column, and what log p adds to a mean
+    means, spreads, share = torch.tensor(
+        [(-0.7, -1.2, -0.4, 0.4), (1.0, 2.0, 2.0, 1.0), (0.0, -0.5, 0.0, 0.5)], dtype=torch.float64
+    )
     return (means + share * math.log(p))[index], spreads[index]
 
 
@@ -144,16 +129,18 @@ def highest_evidence(k: int, profile: str, X: Tensor, y: Tensor, w: Tensor) -> H
             return loss.item(), torch.autograd.grad(loss, theta)[0].numpy()
 
     means, spreads = (part.numpy() for part in before(k, X.shape[1]))
-    bounds = np.column_stack([means - FAR * spreads, means + FAR * spreads])
+    far = 6.0  # prior standard deviations, to which the search is limited
+    bounds = np.column_stack([means - far * spreads, means + far * spreads])
 
     def searched(start: np.ndarray, n: int) -> OptimizeResult:
-        options = {"maxiter": N_STEPS, "ftol": 1e-5}
+        options = {"maxiter": 60, "ftol": 1e-5}
         return minimize(slope, start, n, "L-BFGS-B", jac=True, bounds=bounds, options=options)
 
     shorter = means - spreads * (np.arange(k) >= 3)  # a search from long scales misses short ones
-    start = min((means, shorter), key=lambda at: searched(at, N_FIRST).fun)
+    start = min((means, shorter), key=lambda at: searched(at, 300).fun)
     best = searched(start, len(X))
-    curvature = np.stack([(slope(best.x + e, len(X))[1] - best.jac) / STEP for e in STEP * np.eye(k)])
+    step = 1e-4  # of the logarithms
+    curvature = np.stack([(slope(best.x + e, len(X))[1] - best.jac) / step for e in step * np.eye(k)])
     scaled = spreads[:, None] * (curvature + curvature.T) / 2 * spreads  # one where the data are uninformative
     log_volume = np.log(np.linalg.eigvalsh(scaled).clip(1)).sum() / 2
     return Hyper(as_tensor(best.x), profile, -float(best.fun + log_volume))
@@ -163,7 +150,7 @@ def choose(X: Tensor, y: Tensor, w: Tensor) -> Hyper:
     """Return the best of a linear function, and smooth ones with one length scale or with one for each column."""
     n, p = X.shape
     smooth = _best([highest_evidence(4, profile, X, y, w) for profile in PROFILES])
-    sizes = [2, 3 + p] if 1 < p <= n / N_ROWS_A_COLUMN else [2]
+    sizes = [2, 3 + p] if 1 < p <= n / 5 else [2]  # fewer rows do not tell several length scales
     return _best([smooth, *(highest_evidence(k, smooth.profile, X, y, w) for k in sizes)])
 
 

@@ -24,35 +24,21 @@ from torch import Tensor
 from skksivi._utils.arrays import as_array, as_tensor
 from skksivi.score._score import DifferentiableScore, ScoreFunction
 
-#: Draws that are enough, and how many of their scores are asked for.
-N_DRAWS, N_SCORES = 20_000, 200
+#: Draws whose scores are asked for.
+N_SCORES = 200
 
-#: Leading directions at most, the most from which they are chosen, and the least eigenvalue of one; the standard
-#: errors beyond which an identity is contradicted.
-N_DIRECTIONS, N_TURNED, LEAST, N_CONTRADICTED = 2, 10, 0.05, 5
+#: Leading directions at most, and the most from which they are chosen.
+N_DIRECTIONS, N_TURNED = 2, 10
 
-#: Lines and nodes of each, at first and where they show a difference; half their length and the unit of the nodes.
-LINES, REACH, UNIT = ((16, 33), (48, 49)), 30.0, 0.3
-
-#: Points between two nodes, the fall of log p, in nats, at which a line ends, and a slope at which it surely has:
-#: larger ones would leave rounding errors in the sums.
-N_BETWEEN, FALL, STEEPEST = 8, 15.0, 1e6
+#: Lines and nodes of each, at first and where they show a difference.
+LINES = ((16, 33), (48, 49))
 
 #: Score calls of all of it, at most.
 MOST_CALLS = N_SCORES + 2 * N_TURNED + (2 * N_DIRECTIONS + 3) * sum(n_lines * n_nodes for n_lines, n_nodes in LINES)
 
-#: The probability in each tail beyond the range that is compared.
-TAIL = 1e-3
-
-#: The standard error of the logarithm of the draws' own standard deviation above which nothing is compared with it.
-MOST_SE = 0.1
-
-#: The spread of means and of widths on different lines, in standard deviations, below which each has the whole range.
-WHOLE = 0.2
-
 #: Differences that do not matter: of the means, in standard deviations, and of the logarithms of the standard
-#: deviations and of the ranges; standard errors that are noise, and those of the draws in a tail.
-MOST_SHIFT, MOST_SCALE, MOST_RANGE, N_SE, N_SE_TAIL = 0.25, 0.2, 0.25, 3, 1.5
+#: deviations.
+MOST_SHIFT, MOST_SCALE = 0.25, 0.2
 
 
 class Step(NamedTuple):
@@ -81,10 +67,10 @@ class Step(NamedTuple):
     def matters(self) -> bool:
         """Whether the draws are far enough from the target to say so."""
         return (
-            abs(self.shift) > MOST_SHIFT + N_SE * self.shift_se
-            or abs(math.log(self.scale)) > MOST_SCALE + N_SE * self.scale_se
-            or math.log(self.least_range) > MOST_RANGE
-            or math.log(self.most_range) < -MOST_RANGE
+            abs(self.shift) > MOST_SHIFT + 3 * self.shift_se  # noise
+            or abs(math.log(self.scale)) > MOST_SCALE + 3 * self.scale_se
+            or math.log(self.least_range) > 0.25
+            or math.log(self.most_range) < -0.25
         )
 
 
@@ -158,7 +144,7 @@ def leading_directions(score_u: DifferentiableScore, u: Tensor, off: Tensor) -> 
     directions are independent and alike, the former are any mixtures of them, the latter the directions themselves.
     """
     sizes, V = torch.linalg.eigh(off.mT @ off / len(off))
-    W = V[:, sizes > LEAST][:, -N_TURNED:]
+    W = V[:, sizes > 0.05][:, -N_TURNED:]
     if W.shape[1] > 1:
         within = score_u.product(u.expand(W.shape[1], -1), W.mT) @ W
         W = W @ torch.linalg.eigh((within + within.mT) / 2).eigenvectors
@@ -176,7 +162,7 @@ def contradicting_directions(u: Tensor, s: Tensor) -> Tensor:
     s_w, u_w = s_after @ W, u_after @ W
     terms = torch.stack([s_w[:, 0], s_w[:, 1] * u_w[:, 1] + 1], 1)
     z = terms.mean(0).abs() * math.sqrt(len(terms)) / terms.std(0)
-    return W[:, z > N_CONTRADICTED]
+    return W[:, z > 5]  # standard errors
 
 
 def unlike_normal(u: Tensor) -> Tensor:
@@ -208,7 +194,7 @@ def gibbs_step(score_u: ScoreFunction, u: Tensor, v: Tensor, n_lines: int, n_nod
     unit = own.std()
     own = (own - own.mean()) / unit
     own_se = ((own**4).mean() - 1) ** 0.5 / (2 * len(own) ** 0.5)  # of the logarithm of the standard deviation
-    if not own_se <= MOST_SE:
+    if not own_se <= 0.1:  # the draws' own log sd, if this uncertain, is no standard to compare with
         return None
     t, p, kept = conditionals(score_u, u[-n_lines:], v, n_nodes)
     if kept.mean() < 0.5:
@@ -224,13 +210,14 @@ def gibbs_step(score_u: ScoreFunction, u: Tensor, v: Tensor, n_lines: int, n_nod
     variance = max(square - mean**2, np.finfo(float).tiny)
     order = after.ravel().argsort()
     places, levels = after.ravel()[order], p.ravel()[order].cumsum() / len(p)
-    low, high = np.interp([TAIL, 1 - TAIL], levels, places)
-    noise = N_SE_TAIL * (TAIL / len(own)) ** 0.5
-    tails = np.array([TAIL, max(TAIL - noise, 0.0), TAIL + noise])
+    tail = 1e-3  # the probability in each tail beyond the range that is compared
+    low, high = np.interp([tail, 1 - tail], levels, places)
+    noise = 1.5 * (tail / len(own)) ** 0.5
+    tails = np.array([tail, max(tail - noise, 0.0), tail + noise])
     first, last = np.quantile(own, [tails, 1 - tails])
     ratio, least, most = max(high - low, np.finfo(float).tiny) / (last - first)
     widths = np.sqrt((moments[:, 1] - np.square(moments[:, 0])).clip(0))
-    is_whole = max(moments[:, 0].std(), widths.std()) < WHOLE * variance**0.5
+    is_whole = max(moments[:, 0].std(), widths.std()) < 0.2 * variance**0.5  # all lines have the whole range
     most = most if is_whole else math.inf
     return Step(mean, se[0], variance**0.5, math.hypot(se[1] / (2 * variance), own_se), ratio, least, most)
 
@@ -241,19 +228,22 @@ def conditionals(
     """Return distances t (m,) along v (d,), their probabilities (k, m) given all else on the lines through points
     u (n, d), and which lines (n,) are kept, where scores are finite.
     """
-    end = float(np.arcsinh(REACH / UNIT))
-    w, fine = np.linspace(-end, end, n_nodes), np.linspace(-end, end, N_BETWEEN * (n_nodes - 1) + 1)
-    nodes = as_tensor(UNIT * np.sinh(w), device=u.device)
+    unit = 0.3  # of the nodes, which are closer near the middle
+    end = float(np.arcsinh(30.0 / unit))  # half the length of a line
+    # eight points between two nodes
+    w, fine = np.linspace(-end, end, n_nodes), np.linspace(-end, end, 8 * (n_nodes - 1) + 1)
+    nodes = as_tensor(unit * np.sinh(w), device=u.device)
     s = score_u((u[:, None] + nodes[:, None] * v).flatten(0, 1)).view(len(u), n_nodes, -1)
     slopes = as_array(s @ v)
     kept = np.isfinite(slopes).all(1)
-    steep = (slopes[kept] * UNIT * np.cosh(w)).clip(-STEEPEST, STEEPEST)
+    steepest = 1e6  # log p has surely ended at such a slope, and larger ones would leave rounding errors in the sums
+    steep = (slopes[kept] * unit * np.cosh(w)).clip(-steepest, steepest)
     log_p = PchipInterpolator(w, steep, axis=1).antiderivative()(fine)
     centre = len(fine) // 2
     log_p -= log_p[:, [centre]]
     for half in (log_p[:, centre:], log_p[:, centre::-1]):
-        ended = np.fmax.accumulate(half, 1) - half > FALL
+        ended = np.fmax.accumulate(half, 1) - half > 15.0  # nats
         half[np.logical_or.accumulate(ended, 1) | np.isnan(half)] = -np.inf
     log_p += np.log(np.cosh(fine))
     p = np.exp(log_p - log_p.max(1, keepdims=True))
-    return UNIT * np.sinh(fine), p / p.sum(1, keepdims=True), kept
+    return unit * np.sinh(fine), p / p.sum(1, keepdims=True), kept

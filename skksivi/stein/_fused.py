@@ -27,9 +27,6 @@ from skksivi.stein._estimators import GradientEstimator, u_statistic, vanilla
 TILE_ENTRIES = defaultdict(lambda: 2**26, cpu=2**16)
 MIN_TILE_ROWS = 64
 
-#: Columns up to which a matrix is stored by columns.
-THIN = 9
-
 
 def value_and_gradients(
     x: Tensor, f: Tensor, kernel: Kernel, estimator: GradientEstimator
@@ -184,7 +181,7 @@ def _squared_distances(u: Tensor, v: Tensor) -> Tensor:
 
 def _stored(a: Tensor) -> Tensor:
     """Return a (l, n, c), stored by columns if they are few: products with it are several times as fast."""
-    return a.mT.contiguous().mT if a.shape[2] <= THIN else a
+    return a.mT.contiguous().mT if a.shape[2] <= 9 else a  # few columns are stored by columns
 
 
 def _halves(a: Tensor, within: bool) -> tuple[Tensor, Tensor]:

@@ -28,17 +28,8 @@ from torch import Tensor
 
 from skksivi.kernels import Kernel
 
-#: Number of batches of draws that are kept and, if batches are larger, the total number of draws.
-N_BATCHES, N_DRAWS = 20, 2560
-
-#: Scaled squared distances at which the profile of a kernel is checked.
-DISTANCES = torch.logspace(-6, 6, 200, dtype=torch.float64, device="cpu")
-
-#: Bandwidth of the kernel, in units of the root of the summed variances of the draws.
-WIDTH = 0.35
-
-#: The mean of k(x, y_j) below which x counts as alone, and does not move.
-ALONE = 1e-3
+#: Draws that are kept, if batches are large.
+N_DRAWS = 2560
 
 #: Length of a score in whitened units, in units of the square root of the dimension, beyond which it is cut.
 LONGEST = 5.0
@@ -74,19 +65,19 @@ class Memory:
 
     def squared_width(self) -> Tensor:
         """Return the squared bandwidth h^2 (..., 1, 1) that the draws determine."""
-        return WIDTH**2 * self.x.var(-2).sum(-1)[..., None, None]
+        return 0.35**2 * self.x.var(-2).sum(-1)[..., None, None]  # of the root of the summed variances
 
 
 def n_batches(n: int) -> int:
     """Return how many batches of n draws are kept: each iteration compares its own with all of them."""
-    return max(1, min(N_BATCHES, N_DRAWS // n))
+    return max(1, min(20, N_DRAWS // n))
 
 
 def averages(kernel: Kernel) -> bool:
     """Tell whether a kernel is positive with the gradient of its profile, so that it gives local averages."""
     if kernel.centred or kernel.tilted or not kernel.euclidean:
         return False
-    return bool((kernel.profile(DISTANCES) >= 0).all())
+    return bool((kernel.profile(torch.logspace(-6, 6, 200, dtype=torch.float64, device="cpu")) >= 0).all())
 
 
 def shortened(s: Tensor) -> Tensor:
@@ -116,4 +107,4 @@ def velocity(x: Tensor, memory: Memory, kernel: Kernel, h2: Tensor | None = None
     k = kernel.profile(t)
     e = kernel.slope(t, k) * (-2 / h2)  # so that grad_y k = e (x - y)
     pull = k @ s + e.sum(-1, keepdim=True) * x - e @ y
-    return pull / k.sum(-1, keepdim=True).clamp_min(ALONE * y.shape[-2])
+    return pull / k.sum(-1, keepdim=True).clamp_min(1e-3 * y.shape[-2])  # x that is alone does not move

@@ -29,9 +29,6 @@ N_BLOCK, MAX_PAIRS = 2**12, 2**20
 #: compute a score.
 MAX_MATRIX = 2**25
 
-#: Points at which priors are compared.
-N_COMPARED = 3
-
 
 class NoRows(int):
     """A count of one, which says in the messages of what would split rows what to do instead."""
@@ -275,8 +272,7 @@ def prior_of(target: Any, prior: Target | None) -> Target:  # noqa: ANN401
 
 def numbers_of(target: Target) -> list[float]:
     """Return the score of a target of tensors or arrays at some points."""
-    x = torch.linspace(-1, 2, N_COMPARED * target.n_features, dtype=torch.float64)
-    x = x.reshape(N_COMPARED, target.n_features)
+    x = torch.linspace(-1, 2, 3 * target.n_features, dtype=torch.float64).reshape(3, target.n_features)
     return as_array(target.score_fn(x)).ravel().tolist()
 
 

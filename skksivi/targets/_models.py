@@ -21,9 +21,6 @@ WALK = (
     -0.87771565, -0.51853573, -0.6948214, -0.6202789,
 )  # fmt: skip
 
-#: Where log p is below -1e20 or so and exponentials would overflow.
-LARGEST_LOG_PRECISION = 60.0
-
 #: Of 21 plates: seeds that germinated, seeds, the kind of seed and the extract.
 GERMINATED = (10, 23, 23, 26, 17, 5, 53, 55, 32, 46, 10, 8, 10, 8, 23, 0, 3, 22, 15, 32, 3)
 SOWN = (39, 62, 81, 51, 39, 6, 74, 72, 51, 79, 13, 16, 30, 28, 45, 4, 12, 41, 30, 51, 7)
@@ -277,7 +274,7 @@ class StochasticVolatility(Target):
         log_first = -(math.log(4) + logsigmoid(logit) + logsigmoid(-logit)) / 2  # of 1 / sqrt(1 - phi^2)
         shocks = torch.cat([z[..., :1] * log_first.exp(), z[..., 1:]], -1)
         h = mu + log_s.exp() * discounted_sum(shocks, phi)
-        precision = (-h).clamp_max(LARGEST_LOG_PRECISION).exp()
+        precision = (-h).clamp_max(60.0).exp()  # log p is below -1e20 or so, and exponentials would overflow
         likelihood = -(h + self._r.to(x).square() * precision).sum(-1, keepdim=True) / 2
         of_phi = 20 * logsigmoid(logit) + 1.5 * logsigmoid(-logit)
         of_scales = log_s - torch.log1p((mu / 5).square()) - torch.log1p((2 * log_s).exp() / 4)

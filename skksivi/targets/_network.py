@@ -19,9 +19,6 @@ from skksivi.targets._base import Target, check_hyperprior, check_positive
 #: Hidden units, of all rows and draws, that are worked on at a time: few enough for a cache.
 PART = 2**19
 
-#: Noise precision of the standardised y where none is given: a tenth of its variance is noise.
-DEFAULT_NOISE_PRECISION = 10.0
-
 
 class BayesianNeuralNetwork(Target):
     r"""The posterior of the weights of a regression network with one hidden layer of ReLU units.
@@ -142,7 +139,7 @@ class BayesianNeuralNetwork(Target):
         if prior_precision is None:
             self.prior_precision = 1.0
         if noise_precision is None:
-            self.noise_precision = DEFAULT_NOISE_PRECISION / self._variance
+            self.noise_precision = 10.0 / self._variance  # a tenth of the variance is noise
 
     def subset(self, rows: Tensor) -> Self:
         """Return the posterior of some of the observations, each counted n_rows / len(rows) times."""

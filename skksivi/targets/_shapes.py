@@ -10,9 +10,6 @@ from torch import Tensor
 from skksivi._utils.numbers import check_integer
 from skksivi.targets._base import Target, check_positive
 
-#: Logarithm of the integral of exp(-x^4 + 6 x^2 + x / 2).
-LOG_WELL = 9.374541173869195
-
 
 class Funnel(Target):
     r"""Neal's funnel, :math:`x_1 \sim N(0, s^2)` and :math:`x_i | x_1 \sim N(0, e^{x_1})`, i = 2, ..., d.
@@ -112,7 +109,7 @@ class ManyWell(Target):
     def log_prob(self, x: Tensor) -> Tensor:
         """Evaluate log p at each row of x (n, d), normalised."""
         a, b = x[..., ::2], x[..., 1::2]
-        constant = LOG_WELL + math.log(2 * math.pi) / 2
+        constant = 9.374541173869195 + math.log(2 * math.pi) / 2  # of the integral of exp(-x^4 + 6 x^2 + x / 2)
         square = a.square()
         return (square * (6 - square) + (a - b.square()) / 2 - constant).sum(-1)
 

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("skksivi")
 
-
-#: Iterations from one line of the log to the next.
-LOG_EVERY = 500
-
 #: The stages after a pilot; the first makes its own reports.
 AFTER_PILOT = TRAINING, CERTIFICATE = "training", "certificate"
 
@@ -54,7 +50,7 @@ class Report:
         now, n_new = time.monotonic(), n_done % CHECK_EVERY or CHECK_EVERY
         to_come = (now - self.last) / n_new * (self.max_iter - n_done)
         self.last = now
-        if self.verbose and (n_done % LOG_EVERY == 0 or n_done == self.max_iter or self.verbose > 1):
+        if self.verbose and (n_done % 500 == 0 or n_done == self.max_iter or self.verbose > 1):
             line = "iteration %d of %d, loss %.3g, %.1f s, about %.1f s to come"
             LOGGER.info(line, n_done, self.max_iter, loss, now - self.began, to_come)
         if self.show is None:

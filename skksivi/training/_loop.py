@@ -18,11 +18,6 @@ from skksivi.parameters import Adam, Decay
 #: Iterations between checks of the losses; nothing is read from the device in between.
 CHECK_EVERY = 100
 
-
-#: Eager steps before a GPU step is captured, so that lazy initialisation is over.
-WARM_UP = 3
-
-
 #: The state from which a training, a hook or an iterate resumes, by name.
 State = Mapping[str, Any]
 
@@ -324,7 +319,7 @@ def minimise(
         for t in range(first, max_iter):
             iterate.rate.fill_(learning_rate * rate_factor(t))
             objective.advance(t / max_iter)
-            if iterate.on_gpu and t == first + WARM_UP:
+            if iterate.on_gpu and t == first + 3:  # eager steps, so that lazy initialisation is over
                 run_step, engine = capture(step, generator)
             run_step()
             iterate.follow(t)

@@ -101,7 +101,7 @@ CLASSES = {
     "a checkpoint cannot be written or read": {
         "test_checkpoint": "a_disk_that_breaks_during_a_fit_costs_no_fit an_interrupted_fit_resumes_bit_for_bit "
         "a_checkpoint_that_cannot_be_written_is_told_before_the_fit "
-        "a_checkpoint_that_cannot_be_read_is_not_called_damaged other_files_are_refused_and_nothing_in_them_is_run",
+        "a_checkpoint_that_cannot_be_read_is_not_called_damaged other_files_are_refused",
         "test_faults": "an_error_at_any_call_leaves_the_earlier_fit_or_a_whole_one",
     },
     "a file was crafted": {

@@ -591,6 +591,17 @@ def test_a_wrong_sign_is_told_once(seed):
     assert words[0].count("wrong sign") == 1, words
 
 
+@pytest.mark.parametrize("factor", [-1.0, 0.0])
+@pytest.mark.parametrize("d", [2, 30])
+def test_a_wrong_coordinate_is_named_before_anything_is_called_improper(d, factor):
+    """A normal density by its log p and a score of which one coordinate is wrong; it is improper in others, too."""
+    factors = torch.ones(d).index_fill(0, torch.tensor([d // 2]), factor)
+    target = from_score_fn(lambda x: -factors.to(x) * x, d)
+    target.log_prob = lambda x: -x.square().sum(1) / 2
+    (words,) = words_of(lambda: KSIVIApproximator(random_state=0).fit(target))
+    assert f"the score is {factor:.0f} times the slope of log p in `x[{d // 2}]`" in words
+
+
 # Periodic densities
 
 

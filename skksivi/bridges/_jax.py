@@ -524,24 +524,16 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
     reparam = import_library("numpyro.infer.reparam", "numpyro").LocScaleReparam
     handlers = import_library("numpyro.handlers", "numpyro")
     distributions = import_library("numpyro.distributions", "numpyro")
-    wrappers = (distributions.ExpandedDistribution, distributions.Independent, distributions.MaskedDistribution)
-    real, left, is_told = distributions.constraints.real, dict[str, str](), list[bool]()
+    real, left = distributions.constraints.real, dict[str, str]()
 
     def strategy(site: Mapping[str, Any]) -> object:
         if site["is_observed"] or site["name"].endswith("_decentered"):
             return None
-        family = site["fn"]
-        support = getattr(family, "support", None)
-        support = getattr(support, "base_constraint", support)  # of each entry
-        while isinstance(family, wrappers):
-            family = family.base_dist
+        family, support = _family(site["fn"])
         arguments = set(getattr(family, "arg_constraints", ()))
         is_normal = isinstance(family, distributions.MultivariateNormal)
         if not is_normal and not (support is real and {"loc", "scale"} <= arguments):
-            inner = family
-            while hasattr(inner, "base_dist"):  # of one that is transformed or truncated
-                inner = inner.base_dist
-            if support is real or {"loc", "scale"} <= set(getattr(inner, "arg_constraints", ())):
+            if support is real or _is_of_scale(family):
                 left[site["name"]] = type(family).__name__
             return None
         if site["value"] is not None:
@@ -553,18 +545,40 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
             return partial(_whitened, family=family)
         return reparam(0, shape_params=sorted(arguments - {"loc", "scale"}))
 
-    moved = handlers.reparam(model, config=strategy)
+    return _told_of_centred(handlers.reparam(model, config=strategy), left)
+
+
+def _family(site: Any) -> tuple[Any, object]:  # noqa: ANN401
+    """Return the family of a site before it was expanded, or of more dimensions, and the support of each entry."""
+    distributions = import_library("numpyro.distributions", "numpyro")
+    wrappers = (distributions.ExpandedDistribution, distributions.Independent, distributions.MaskedDistribution)
+    support, family = getattr(site, "support", None), site
+    while isinstance(family, wrappers):
+        family = family.base_dist
+    return family, getattr(support, "base_constraint", support)
+
+
+def _is_of_scale(family: Any) -> bool:  # noqa: ANN401
+    """Tell whether a family is made of one with a location and a scale, by a transform or truncated."""
+    while hasattr(family, "base_dist"):
+        family = family.base_dist
+    return {"loc", "scale"} <= set(getattr(family, "arg_constraints", ()))
+
+
+def _told_of_centred(model: Callable[P, T], left: Mapping[str, str]) -> Callable[P, T]:
+    """Return a model that warns, when it is first run, of sites that are left centred, which are known by then."""
+    handlers, is_told = import_library("numpyro.handlers", "numpyro"), list[bool]()
 
     @wraps(model)
-    def non_centred(*args: P.args, **kwargs: P.kwargs) -> T:
-        returned = moved(*args, **kwargs)
+    def told(*args: P.args, **kwargs: P.kwargs) -> T:
+        returned = model(*args, **kwargs)
         if left and not is_told:
             is_told.append(True)
             with handlers.block():
-                _warn_of_centred(moved, left, *args, **kwargs)
+                _warn_of_centred(model, left, *args, **kwargs)
         return returned
 
-    return non_centred
+    return told
 
 
 def _warn_of_centred(model: Callable[P, object], left: Mapping[str, str], *args: P.args, **kwargs: P.kwargs) -> None:

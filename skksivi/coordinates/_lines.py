@@ -229,7 +229,7 @@ def _contradiction(
 
 def fault_in_coordinates(score_fn: Score, x: Tensor, steps: Tensor) -> str | None:
     """Say in which coordinates log p, over steps (d,) from points x (n, d), does not differ by the integrals of the
-    score, and by what factor, if that is the same everywhere; None if it does in all, or if there are more than 1,000.
+    score, and by what factor, if that is the same everywhere; None if it does in all, or there are more than 1,000.
     """
     (n, d), log_prob = x.shape, score_fn.log_prob
     if d > 1000 or log_prob is None:

@@ -115,8 +115,8 @@ def _of_budget(fit: Fit, tally: Tally, advice: str) -> Fit:
 
 @contextmanager
 def explained(score: Score) -> Iterator[None]:
-    """Explain errors by a score that is not the gradient of log p, where this is known, or by the doubt about a target,
-    if there is one, and leave out the warnings that it explains.
+    """Explain errors by a score that is not the gradient of a known log p, or by the doubt about a target, if there is
+    one, and leave out the warnings that it explains.
 
     Raises
     ------
@@ -143,8 +143,8 @@ def explained(score: Score) -> Iterator[None]:
         is_lost = isinstance(error, (ImproperError, *DIVERGED))
         if is_lost and (fault := _fault_of_score(score.double)) is not None:
             raise ValueError(
-                f"`score_fn` is not the gradient of `log_prob`: {fault}. Correct one of them, or set log_prob = None in "
-                "a target with another score."
+                f"`score_fn` is not the gradient of `log_prob`: {fault}. Correct one of them, or set log_prob = None "
+                "in a target with another score."
             ) from None
         if isinstance(error, DivergedError) and doubt is None and error.feature is not None:
             raise ValueError(f"{error} It was lost first or farthest in {score.label(error.feature)}.") from None

@@ -115,8 +115,8 @@ def _of_budget(fit: Fit, tally: Tally, advice: str) -> Fit:
 
 @contextmanager
 def explained(score: Score) -> Iterator[None]:
-    """Explain errors by a score that is not the gradient of a known log p, or by the doubt about a target, if there is
-    one, and leave out the warnings that it explains.
+    """Explain errors by a score that is not the gradient of a known log p, or by the doubt about a target, if there
+    is one, and leave out the warnings that it explains.
 
     Raises
     ------

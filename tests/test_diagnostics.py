@@ -342,7 +342,6 @@ def test_draws_beside_a_curved_ridge_are_outliers():
     assert report["outliers"].value > 0.1
 
 
-@pytest.mark.filterwarnings("ignore:The target seems bounded")
 def test_a_score_that_is_not_finite_is_an_outlier(good):
     def score_fn(x):
         return torch.where(x[:, :1] > 4, torch.nan, gaussian_score(x))

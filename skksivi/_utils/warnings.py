@@ -6,8 +6,9 @@ import sys
 import warnings
 from typing import Protocol
 
-#: Packages whose frames stand between the line that is told and the warning: scikit-learn wraps `fit`.
-PASSED = ("skksivi", "sklearn")
+#: Packages whose frames stand between the line that is told and the warning: scikit-learn wraps `fit`, NumPyro runs
+#: the model.
+PASSED = ("skksivi", "sklearn", "numpyro")
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skksivi._utils.numbers import check_integer
+from skksivi._utils.warnings import warn_caller
 from skksivi.bridges._angles import on_one_period
 from skksivi.bridges._foreign import ForeignTarget, ModelPairs, as_tensor_like, import_library
 from skksivi.targets._named import NamedTarget, coordinate_names
@@ -466,8 +467,9 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
     A site of a location-scale family on the whole line, such as :math:`\theta \sim N(\mu, \tau^2)`, is drawn as
     ``theta_decentered`` of location zero and scale one, and :math:`\theta = \mu + \tau \tilde\theta` is a
     deterministic site; so is a multivariate normal one, :math:`\theta = \mu + L \tilde\theta`. Other sites stay as
-    they are. The posterior of the parameters is the same. In a hierarchy whose groups have few data the new
-    coordinates are nearly Gaussian and the old ones a funnel. With many data in each group, keep the centred form.
+    they are, with a warning of those on the whole line that depend on others. The posterior of the parameters is the
+    same. In a hierarchy whose groups have few data the new coordinates are nearly Gaussian and the old ones a funnel.
+    With many data in each group, keep the centred form.
 
     Parameters
     ----------
@@ -520,18 +522,19 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
     if not callable(model):
         raise TypeError(f"`model` must be a NumPyro model, a callable, got a {type(model).__name__}.")
     reparam = import_library("numpyro.infer.reparam", "numpyro").LocScaleReparam
+    handlers = import_library("numpyro.handlers", "numpyro")
     distributions = import_library("numpyro.distributions", "numpyro")
-    real = distributions.constraints.real
+    real, left = distributions.constraints.real, dict[str, str]()
 
     def strategy(site: Mapping[str, Any]) -> object:
         if site["is_observed"] or site["name"].endswith("_decentered"):
             return None
-        family = site["fn"]
-        while hasattr(family, "base_dist") and not hasattr(family, "loc"):  # expanded, or of more dimensions
-            family = family.base_dist
+        family, support = _family(site["fn"])
         arguments = set(getattr(family, "arg_constraints", ()))
         is_normal = isinstance(family, distributions.MultivariateNormal)
-        if not is_normal and (family.support is not real or not {"loc", "scale"} <= arguments):
+        if not is_normal and not (support is real and {"loc", "scale"} <= arguments):
+            if support is real or _is_of_scale(family):
+                left[site["name"]] = type(family).__name__
             return None
         if site["value"] is not None:
             raise ValueError(
@@ -542,7 +545,56 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
             return partial(_whitened, family=family)
         return reparam(0, shape_params=sorted(arguments - {"loc", "scale"}))
 
-    return import_library("numpyro.handlers", "numpyro").reparam(model, config=strategy)
+    return _told_of_centred(handlers.reparam(model, config=strategy), left)
+
+
+def _family(site: Any) -> tuple[Any, object]:  # noqa: ANN401
+    """Return the family of a site before it was expanded, or of more dimensions, and the support of each entry."""
+    distributions = import_library("numpyro.distributions", "numpyro")
+    wrappers = (distributions.ExpandedDistribution, distributions.Independent, distributions.MaskedDistribution)
+    support, family = getattr(site, "support", None), site
+    while isinstance(family, wrappers):
+        family = family.base_dist
+    return family, getattr(support, "base_constraint", support)
+
+
+def _is_of_scale(family: Any) -> bool:  # noqa: ANN401
+    """Tell whether a family is made of one with a location and a scale, by a transform or truncated."""
+    while hasattr(family, "base_dist"):
+        family = family.base_dist
+    return {"loc", "scale"} <= set(getattr(family, "arg_constraints", ()))
+
+
+def _told_of_centred(model: Callable[P, T], left: Mapping[str, str]) -> Callable[P, T]:
+    """Return a model that warns, when it is first run, of sites that are left centred, which are known by then."""
+    handlers, is_told = import_library("numpyro.handlers", "numpyro"), list[bool]()
+
+    @wraps(model)
+    def told(*args: P.args, **kwargs: P.kwargs) -> T:
+        returned = model(*args, **kwargs)
+        if left and not is_told:
+            is_told.append(True)
+            with handlers.block():
+                _warn_of_centred(model, left, *args, **kwargs)
+        return returned
+
+    return told
+
+
+def _warn_of_centred(model: Callable[P, object], left: Mapping[str, str], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Warn of those sites of a model, with their families, that depend on others."""
+    get_dependencies = import_library("numpyro.infer.inspect", "numpyro").get_dependencies
+    try:
+        sources = get_dependencies(model, args, kwargs)["prior_dependencies"]
+    except Exception:  # of the analysis: the model has just run
+        return
+    names = [f"{name!r} ({family})" for name, family in left.items() if len(sources.get(name, ())) > 1]
+    if names:
+        warn_caller(
+            f"`non_centered` leaves {', '.join(names)} in the centred form, though other sites set the location or "
+            "scale: it moves sites of location-scale families on the whole line and multivariate normal ones alone. "
+            "Draw standardised variables in their place, and let the model shift and scale them."
+        )
 
 
 def _whitened(name: str, site: Any, _: None, *, family: Any) -> tuple[None, Array]:  # noqa: ANN401

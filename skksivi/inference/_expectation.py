@@ -275,7 +275,8 @@ def _given(X: ArrayLike | Tensor, target: TargetOrScores, device: torch.device) 
         d = getattr(target, "n_features", x.shape[-1])
         if d != x.shape[-1]:
             raise ValueError(f"`target` has {d} features, expected {x.shape[-1]} as the draws have.")
-        return _scored(x, compared_score(target, x.shape[-1], "float64", device), w, None)
+        score = compared_score(target, x.shape[-1], "float64", device, x.flatten(0, -2).double())
+        return _scored(x, score, w, None)
     s = as_tensor(as_numbers(cast("ArrayLike", target), "target"), device=device)
     if s.shape != x.shape:
         raise ValueError(f"`target` has shape {tuple(s.shape)}, expected {tuple(x.shape)}: a score for each draw.")

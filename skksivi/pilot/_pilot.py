@@ -43,7 +43,7 @@ from skksivi.parameters import Init, Pilot, Whiten, chains_of
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_WARM, surrounding, underdamped_pilot
 from skksivi.pilot._mixture import MOST_FEATURES, batch_and_match
 from skksivi.pilot._modes import FEW_STARTS, MAX_STARTS
-from skksivi.pilot._newton import check_mode, is_spike, laplace, newton_cg
+from skksivi.pilot._newton import check_mode, laplace, newton_cg
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._stages import (
     LEAST_CALLS,
@@ -60,6 +60,7 @@ from skksivi.pilot._stages import (
     Spike,
     WarpedCoordinates,
     WiderSearch,
+    check_resolved,
     run_stages,
 )
 from skksivi.pilot._symmetries import Exchange
@@ -159,7 +160,7 @@ def explored(known: Known) -> Found:
             except DIVERGED:
                 known.points = None
         if known.modes.maps and not _suffices(known):
-            _check_resolved(known)
+            check_resolved(known)
         if known.n_features <= MAX_FEATURES and not _suffices(known):
             with suppress(*(DIVERGED if known.points is not None else ())):
                 run_stages(THOROUGH, known)
@@ -168,30 +169,6 @@ def explored(known: Known) -> Found:
             raise
     known.symmetrise()
     return _by_curvature(known) if known.points is None else _of_points(known, known.points)
-
-
-def _check_resolved(known: Known) -> None:
-    """Refuse a target of single precision that is known by a spike alone, or by points that it does not tell apart.
-
-    Raises
-    ------
-    ValueError
-    """
-    score, points = known.score, known.points
-    if score.type_computed == torch.float64:
-        return
-    x = known.mode.m[None] if points is None or points.warp is not None else points.x
-    sd = known.mode.L.norm(dim=1) if len(x) < 2 else x.std(0)
-    is_point = sd < 100 * torch.finfo(score.type_computed).eps * x.mean(0).abs()
-    if not (is_spike(known.mode) or is_point.any()):
-        return
-    j = int((sd / x.mean(0).abs()).argmin())
-    raise ValueError(
-        "The target is computed in float32, whose rounding hides where its mass is: the search ends in a spike, with "
-        f"{score.label(j)} at {x.mean(0)[j]:.4g} give or take {sd[j]:.1g}, as where a scale of a hierarchy or of a "
-        "random walk is zero, or units differ too much. Compute it in float64"
-        f"{f' ({score.advice})' if score.advice else ''}, or give the model in its non-centred form."
-    )
 
 
 def _suffices(known: Known) -> bool:

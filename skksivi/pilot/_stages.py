@@ -361,9 +361,36 @@ class Spike:
         return known.warps and known.has_one_mode and known.score.units is None and is_spike(known.mode)
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
-        if (found := out_of_spike(known.score, known.mode, known.starts[0], known.generator)) is not None:
-            known.metric = gaussian_of(found.x)
-            yield found
+        found = out_of_spike(known.score, known.mode, known.starts[0], known.generator)
+        if found is None:
+            check_resolved(known)  # chains would start from the spike
+            return
+        known.metric = gaussian_of(found.x)
+        yield found
+
+
+def check_resolved(known: Known) -> None:
+    """Refuse a target of single precision that is known by a spike alone, or by points that it does not tell apart.
+
+    Raises
+    ------
+    ValueError
+    """
+    score, points = known.score, known.points
+    if score.type_computed == torch.float64:
+        return
+    x = known.mode.m[None] if points is None or points.warp is not None else points.x
+    sd = known.mode.L.norm(dim=1) if len(x) < 2 else x.std(0)
+    is_point = sd < 100 * torch.finfo(score.type_computed).eps * x.mean(0).abs()
+    if not (is_spike(known.mode) or is_point.any()):
+        return
+    j = int((sd / x.mean(0).abs()).argmin())
+    raise ValueError(
+        "The target is computed in float32, whose rounding hides where its mass is: the search ends in a spike, with "
+        f"{score.label(j)} at {x.mean(0)[j]:.4g} give or take {sd[j]:.1g}, as where a scale of a hierarchy or of a "
+        "random walk is zero, or units differ too much. Compute it in float64"
+        f"{f' ({score.advice})' if score.advice else ''}, or give the model in its non-centred form."
+    )
 
 
 @dataclass(frozen=True)

@@ -84,14 +84,23 @@ def on_device(score_fn: TargetOrScore, *, device: torch.device, dtype: torch.dty
     return score_fn if to is None or not is_target(score_fn) else to(device=device, dtype=dtype)
 
 
-def compared_score(score_fn: TargetOrScore, n_features: int, dtype: str, device: str | torch.device) -> Score:
-    """Return the probed score, for float64 points, of the target that a fit of so many features is compared with."""
+def compared_score(
+    score_fn: TargetOrScore, n_features: int, dtype: str, device: str | torch.device, draws: Tensor | None = None
+) -> Score:
+    """Return the probed score, for float64 points, of the target that a fit of so many features is compared with.
+
+    Bounds are told only near to draws (n, d) that are given: a fit has told its own.
+    """
     if not (is_target(score_fn) or callable(score_fn)):
         raise TypeError(f"`target` must be a Target or its score function, got a {type(score_fn).__name__}.")
     d = unwrapped(score_fn, getattr(score_fn, "n_features", n_features))[1]
     if d != n_features:
         raise ValueError(f"the target has {d} features, expected {n_features} as in `fit`.")
-    return resolve_score(score_fn, d, dtype=DTYPES[dtype], device=resolve_device(device)).double
+    score = resolve_score(score_fn, d, dtype=DTYPES[dtype], device=resolve_device(device), warns=False)
+    doubt = score.doubt
+    if doubt is not None and (doubt.ends is None or (draws is not None and doubt.concerns(draws))):
+        warn_caller(doubt.words)
+    return score.double
 
 
 def resolve_score(

@@ -14,8 +14,10 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi._utils.arrays import make_generator
-from skksivi.score._errors import BudgetError, DivergedError
+from skksivi.coordinates._lines import fault_in_coordinates
+from skksivi.score._errors import DIVERGED, BudgetError, DivergedError
 from skksivi.score._improper import ImproperError
+from skksivi.score._probe import trial_points
 from skksivi.score._score import Score
 from skksivi.score._tally import Tally
 
@@ -113,12 +115,13 @@ def _of_budget(fit: Fit, tally: Tally, advice: str) -> Fit:
 
 @contextmanager
 def explained(score: Score) -> Iterator[None]:
-    """Explain errors by the doubt about a target, if there is one, and leave out the warnings that it explains.
+    """Explain errors by a score that is not the gradient of a known log p, or by the doubt about a target, if there
+    is one, and leave out the warnings that it explains.
 
     Raises
     ------
     ValueError
-        The doubt, or the budget was spent before there was anything to return.
+        The wrong score, the doubt, or the budget was spent before there was anything to return.
     FloatingPointError
         The doubt, where numbers that are not finite have ended the fit.
     """
@@ -137,6 +140,12 @@ def explained(score: Score) -> Iterator[None]:
             "mode."
         ) from None
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        is_lost = isinstance(error, (ImproperError, *DIVERGED))
+        if is_lost and (fault := _fault_of_score(score.double)) is not None:
+            raise ValueError(
+                f"`score_fn` is not the gradient of `log_prob`: {fault}. Correct one of them, or set log_prob = None "
+                "in a target with another score."
+            ) from None
         if isinstance(error, DivergedError) and doubt is None and error.feature is not None:
             raise ValueError(f"{error} It was lost first or farthest in {score.label(error.feature)}.") from None
         if isinstance(error, ImproperError) or (isinstance(error, DivergedError) and doubt is not None):
@@ -145,6 +154,12 @@ def explained(score: Score) -> Iterator[None]:
             raise
         kind = FloatingPointError if isinstance(error, FloatingPointError) else ValueError
         raise kind(f"{doubt} The fit has ended: {textwrap.shorten(str(error), 160)}") from error
+
+
+def _fault_of_score(score: Score) -> str | None:
+    """Say in which coordinates the score is not the slope of the target's own log p, at points of order one."""
+    score.tally.limit, x = None, trial_points(score)
+    return fault_in_coordinates(score, x, score(x).detach().square().mean(0).rsqrt().clamp_max(1))
 
 
 @contextmanager

@@ -577,7 +577,8 @@ def test_the_non_centred_form_is_the_same_posterior():
 
     with precision_of_jax(double=True):
         y = np.array([0.3, -1.0, 2.0])
-        centred, other = from_numpyro(model, y), from_numpyro(non_centered(model), y)
+        with pytest.warns(UserWarning, match=r"leaves 'positive' \(LogNormal\) in the centred form"):
+            centred, other = from_numpyro(model, y), from_numpyro(non_centered(model), y)
         assert other.names == ("both_decentered[0]", "both_decentered[1]", "log(positive)", "log(scale)")
         Z = np.random.RandomState(0).normal(size=(5, 4))
         found, scale = other.constrain(Z), np.exp(Z[:, 3:])
@@ -585,6 +586,24 @@ def test_the_non_centred_form_is_the_same_posterior():
         X = torch.as_tensor(np.hstack([found["both"], Z[:, 2:]]))
         log_p, log_p_z = centred.log_prob(X), other.log_prob(torch.as_tensor(Z))
     torch.testing.assert_close(log_p_z, log_p + 2 * torch.as_tensor(Z[:, 3]), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_sites_that_stay_centred_are_named():
+    numpyro = pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
+    dist = numpyro.distributions
+
+    def model():
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        walks = [numpyro.sample(f"walk{k}", dist.GaussianRandomWalk(s, 2)) for k, s in enumerate((1.0, scale))]
+        zero = numpyro.sample("zero", dist.ZeroSumNormal(scale, (2,)))
+        numpyro.sample("half", dist.HalfNormal(scale))
+        numpyro.sample("y", dist.Normal(sum(walks) + zero, 1).to_event(1), obs=np.ones(2))
+
+    words = r"leaves 'walk1' \(GaussianRandomWalk\), 'zero' \(ZeroSumNormal\) in"
+    with pytest.warns(UserWarning, match=words) as found:
+        from_numpyro(non_centered(model))
+    assert [warning.filename for warning in found] == [__file__]
 
 
 @pytest.mark.slow

@@ -412,6 +412,8 @@ def weighted_draws(
         outside = torch.arange(n, device=x.device) >= n_own
         log_p = log_p.where(~(outside & log_p.isnan()), -math.inf)  # the numbers of p may overflow far out
         return weigh(mixture, x, n_own, log_p, of_sampler, free_draws(sampler, x[:n_own], seed))
+    except ConnectionError:  # without its worker or its data no call of the score succeeds
+        raise
     except Exception:  # a fit is not to fail by this, whatever its score may raise
         return None
 

@@ -23,9 +23,6 @@ from skksivi.pilot._chains import clipped_drift
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.training._run import Fit, Run
 
-#: Fewest states of a chain for diagnostics.
-MIN_DRAWS = 4
-
 
 def run_chains(
     step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int
@@ -77,9 +74,10 @@ def diagnostics(chains: np.ndarray) -> dict[str, np.ndarray]:
     ValueError
         The chains are too short.
     """
-    if chains.shape[1] < MIN_DRAWS:
+    fewest = 4
+    if chains.shape[1] < fewest:
         raise ValueError(
-            f"`diagnose` needs {MIN_DRAWS} states per chain at least, got {chains.shape[1]}; raise `n_draws`."
+            f"`diagnose` needs {fewest} states per chain at least, got {chains.shape[1]}; raise `n_draws`."
         )
     try:
         from arviz_stats.base import array_stats
@@ -136,10 +134,6 @@ class ChainApproximator(Started):
         """
         check_is_fitted(self)
         return diagnostics(self.chains_)
-
-
-#: Rate of acceptance below which a run should not be trusted.
-LOWEST = 0.1
 
 
 class ChainState(NamedTuple):
@@ -321,7 +315,7 @@ class MALA(ChainApproximator):
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
         rate = self.acceptance_rate_
-        if fit.ended_by is None and rate < LOWEST:
+        if fit.ended_by is None and rate < 0.1:
             warn_caller(
                 f"Only {rate:.1%} of the steps were accepted, so the chains have hardly moved. Raise `n_warmup`, "
                 "lower `step_size`, or set `whiten` to 'bam' or 'auto'.",

@@ -27,9 +27,6 @@ from skksivi.score._score import Score
 from skksivi.training._hooks import TRAINING
 from skksivi.training._run import Fit, Run
 
-#: Decay of the average over iterations that is kept.
-EMA_DECAY = 0.99
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class FromMode(BaseApproximator):
@@ -234,7 +231,7 @@ class Ascending(Descending, FromMode):
                 norm += g.square().sum()
             return norm.sqrt()
 
-        norms, ended_by = self._descend(gradient_fn, q, generator, EMA_DECAY)
+        norms, ended_by = self._descend(gradient_fn, q, generator, 0.99)
         (m, L), (a, T) = start, (value.double() for value in q.map())
         return Fit(Gaussian(Affine(m + L @ a, L @ T)), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)
 

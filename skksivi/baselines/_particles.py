@@ -166,10 +166,6 @@ class SVGD(Descending, Particled):
         return Fit(Particles(x, whitening), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)
 
 
-#: Largest relative fall of the discrepancy in the last tenth of the evaluations for L-BFGS to count as converged.
-CONVERGED = 0.01
-
-
 def ksd_gradient(x: Tensor, s: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
     r"""Return the squared KSD of particles and its gradients in them and in their scores,
 
@@ -382,7 +378,7 @@ class KSDDescent(Descending, Particled):
             ended_by = error
         n_iter = optimiser.state[u].get("n_iter", 0)
         ran_out = ended_by is None and (n_iter >= self.max_iter or len(losses) >= max_eval)
-        if ran_out and (fall := last_fall(losses)) > CONVERGED:
+        if ran_out and (fall := last_fall(losses)) > 0.01:
             warn_caller(
                 f"L-BFGS has stopped after {n_iter} iterations, in the last tenth of which the discrepancy fell by "
                 f"{fall:.0%}. Raise `max_iter`.",
@@ -394,14 +390,11 @@ class KSDDescent(Descending, Particled):
 #: Maps squared distances D, a width epsilon and the dimension d to log phi and its derivative in D.
 Mollifier = Callable[[Tensor, float, int], tuple[Tensor, Tensor]]
 
-#: Excess of the exponent of Riesz's mollifier over the dimension, for which it tends to Dirac's delta.
-EXCESS = 1e-4
-
 
 def riesz(D: Tensor, epsilon: float, d: int) -> tuple[Tensor, Tensor]:
     r"""Return the logarithm of :math:`(D + \epsilon^2)^{-s/2}`, s just above d, and its derivative in D."""
     D = D + epsilon**2
-    half = (d + EXCESS) / 2
+    half = (d + 1e-4) / 2  # the mollifier tends to Dirac's delta
     return -half * D.log(), -half / D
 
 

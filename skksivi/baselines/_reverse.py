@@ -19,9 +19,6 @@ from skksivi.parameters import Adam, check_widths
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Iterate, Objective, Scheduled, by_autograd
 
-#: Step of the leapfrog at the start, the mean acceptance that it is moved towards, and by how much of its logarithm.
-FIRST_STEP, ACCEPTANCE, ADAPTATION = 0.1, 0.9, 0.5
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class UIVI(SemiImplicitVI):
@@ -125,14 +122,14 @@ class UIVI(SemiImplicitVI):
     def _objective(
         self, score_u: DifferentiableScore, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
     ) -> Objective:
-        step = next(family.parameters()).new_full((), FIRST_STEP)
+        step = next(family.parameters()).new_full((), 0.1)
 
         def gradient_fn() -> Tensor:
             drawn = LayerDraws.by(family, self.batch_size, generator)
             density = ReverseConditional(family.mean, drawn.x, drawn.sigma)
             chain = HamiltonianChain(density, step, self.n_leapfrog_steps)
             s_q, acceptance = chain.mean_score(drawn.z, self.n_burn_in, self.n_inner_samples, generator)
-            step.mul_(torch.exp(ADAPTATION * (acceptance - ACCEPTANCE)))
+            step.mul_(torch.exp(0.5 * (acceptance - 0.9)))
             f = score_u.with_pullback(drawn.x)[0] - s_q
             drawn.follow(f)
             return f.square().sum(-1).mean()
@@ -228,10 +225,6 @@ class HamiltonianChain(NamedTuple):
 
 def _where(accepted: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.where(accepted if a.dim() == 1 else accepted[:, None], a, b)
-
-
-#: Largest logarithm of the factor by which a coupling scales.
-LARGEST_SCALE = 3.0
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -452,4 +445,5 @@ class ReverseFlow(nn.Module):
     def _coupling(self, i: int, z: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the shift and the logarithm of the scale of a layer, from what of z it keeps."""
         shift, raw = self.networks[i](torch.cat([z[:, self.kept[i]], x], 1)).chunk(2, 1)
-        return shift, LARGEST_SCALE * torch.tanh(raw / LARGEST_SCALE)
+        largest = 3.0  # logarithm of a factor
+        return shift, largest * torch.tanh(raw / largest)

@@ -12,9 +12,6 @@ from torch import Tensor
 from skksivi.bridges._foreign import ForeignTarget
 from skksivi.targets._named import NamedTarget
 
-#: Angles at which a density is compared to find its middle and its spread.
-N_COMPARED = 64
-
 
 class AngularTarget(NamedTarget):
     r"""A target some of whose coordinates are angles t, by coordinates u of one period of each.
@@ -38,9 +35,10 @@ class AngularTarget(NamedTarget):
         self._one = one
         self.is_angle = torch.zeros(one.n_features, dtype=torch.bool).index_fill(0, torch.tensor(columns), value=True)
         self.middle, self.spread = torch.ones(2, one.n_features, dtype=torch.float64).unbind()
-        x = torch.zeros(N_COMPARED, one.n_features, dtype=torch.float64)  # the angles before it at their middles
+        n = 64
+        x = torch.zeros(n, one.n_features, dtype=torch.float64)  # the angles before it at their middles
         for j in columns:
-            x[:, j] = torch.arange(N_COMPARED) * 2 * math.pi / N_COMPARED - math.pi
+            x[:, j] = torch.arange(n) * 2 * math.pi / n - math.pi
             log_p = one.log_prob(x).nan_to_num(nan=-math.inf)
             x[:, j] = self.middle[j] = x[log_p.argmax(), j]
             self.spread[j] = (1 / (1 + (log_p.max() - log_p.min()) / 2)).clamp_min(0.5)

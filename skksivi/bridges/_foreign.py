@@ -21,9 +21,6 @@ from skksivi.targets._named import NamedPairs, NamedTarget
 #: Held while a model evaluates that may use one buffer for all of its callers.
 ONE_AT_A_TIME = threading.RLock()
 
-#: What a model raises at points where it cannot be evaluated.
-REJECTIONS = (ArithmeticError, RuntimeError, np.linalg.LinAlgError)
-
 
 class ForeignTarget(NamedTarget):
     """A target without a graph; a leaf gives `_evaluate(X)`, which returns log p (n,) and its gradient (n, d).
@@ -112,7 +109,7 @@ class BlackBoxTarget(ForeignTarget):
         """Return NaN for rejected rows, found by halving the batch."""
         try:
             return self._value_and_gradient(X)
-        except REJECTIONS:
+        except (ArithmeticError, RuntimeError, np.linalg.LinAlgError):  # where the model cannot be evaluated
             if len(X) == 1:
                 return np.full(1, np.nan), np.full((1, self.n_features), np.nan)
         (value, gradient), (more_values, more_gradients) = map(self._evaluate_or_nan, np.array_split(X, 2))

@@ -30,9 +30,6 @@ T = TypeVar("T")
 PointDensity = Callable[[Any], "Array"]
 Constrain = Callable[[Any], Mapping[str, "Array"]]
 
-#: Rows of a block. Every size is compiled anew, which takes longer than many evaluations.
-SIZES = (32, 128, 512)
-
 
 class Compiled(NamedTuple):
     """Functions of rows, which JAX compiles when they are called with a new number of rows."""
@@ -616,7 +613,8 @@ def _negative(potential: PointDensity, point: object) -> Array:
 
 def _block_sizes(n: int) -> Iterator[int]:
     """Yield sizes of blocks for n rows, each half filled at least, if it is not the smallest."""
+    sizes = (32, 128, 512)  # every size is compiled anew, which takes longer than many evaluations
     while n > 0:
-        size = max(s for s in SIZES if s <= max(2 * n, SIZES[0]))
+        size = max(s for s in sizes if s <= max(2 * n, sizes[0]))
         yield size
         n -= size

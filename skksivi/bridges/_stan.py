@@ -13,9 +13,6 @@ import numpy as np
 from skksivi.bridges._foreign import BlackBoxTarget, by_row
 from skksivi.targets._named import coordinate_name, coordinate_names
 
-#: The end of the name of an array's element, such as "Sigma.2.1".
-INDICES = r"(\.\d+)+$"
-
 
 class StanModel(Protocol):
     """What a model must have; `from_bridgestan` says what it may have."""
@@ -76,7 +73,7 @@ def _arrays(names: list[str], numbers: np.ndarray) -> dict[str, np.ndarray]:
     columns: dict[str, list[int]] = {}
     shapes = {}
     for j, name in enumerate(names):
-        stem = re.sub(INDICES, "", name)
+        stem = re.sub(r"(\.\d+)+$", "", name)  # as of "Sigma.2.1"
         columns.setdefault(stem, []).append(j)
         shapes[stem] = tuple(map(int, name.removeprefix(stem).split(".")[1:]))
     return {

@@ -28,37 +28,23 @@ from skksivi.pilot._mode_weights import Cells
 from skksivi.stein._directions import N_SCORES, first_difference, most_contradicting
 from skksivi.stein._discrepancy import FixedKernelKSD
 
-#: Draws of the test by the discrepancy, and its random signs.
-N_TESTED, N_BOOTSTRAP = 1000, 499
-
 #: The p-value, of the discrepancy or over all directions, below which it is significant.
 MAX_PVALUE = 0.01
-
-#: The squared discrepancy of a whitened Gaussian, per coordinate and per squared shift: E k(u, u') is about this.
-KSD_OF_SHIFT = 1 / math.sqrt(3)
-
-#: The most draws that are weighted.
-N_WEIGHED = 2000
-
-#: Blocks of the last quarter of the loss, and the accepted share of its total fall there.
-N_BLOCKS, MAX_FALL = 24, 0.05
-
-#: Condition number of the draws in the coordinates of the training.
-MAX_CONDITION = 100.0
 
 
 def check_ksd(view: View) -> Check:
     """Test the draws by the discrepancy in the coordinates of `est.score`."""
     d = view.x.shape[1]
     judge = FixedKernelKSD(view.score, d, view.x.device)
-    u = judge.map.whiten(view.x[view.finite][:N_TESTED])
+    u = judge.map.whiten(view.x[view.finite][:1000])
 
     def score_u(u: Tensor) -> Tensor:
         on_device = u.to(view.x.device)
         return judge.map.whiten_score(view.score(judge.map.unwhiten(on_device))).to(u)
 
-    test = ksd_test(as_array(u), score_u, kernel=judge.kernel, n_bootstrap=N_BOOTSTRAP, random_state=view.seed)
-    allowed = d * THRESHOLDS.mean**2 * KSD_OF_SHIFT
+    test = ksd_test(as_array(u), score_u, kernel=judge.kernel, n_bootstrap=499, random_state=view.seed)
+    # E k(u, u') of a whitened Gaussian is about this, per coordinate and squared shift
+    allowed = d * THRESHOLDS.mean**2 * (1 / math.sqrt(3))
     text = f"{test.statistic:.2g}, up to {allowed:.2g} allowed; a test of 0 has p = {test.pvalue:.2g}"
     far = test.pvalue < MAX_PVALUE and test.statistic > allowed
     todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
@@ -69,7 +55,7 @@ def importance_sample_of(view: View) -> ImportanceSample:
     """Return some of the draws, with importance weights."""
     if not knows_density(view.sampler):
         raise ValueError(f"{view.name} has no density")
-    return importance_weights(view.sampler, view.score, view.x[view.finite][:N_WEIGHED], view.seed)
+    return importance_weights(view.sampler, view.score, view.x[view.finite][:2000], view.seed)
 
 
 def check_weights(view: View, sample: ImportanceSample) -> Check:
@@ -108,12 +94,13 @@ def check_loss(view: View) -> Check:
         raise ValueError("the start was accurate, so nothing was trained")
     finite = losses[np.isfinite(losses)]
     last = finite[-(len(finite) // 4) :]
-    if len(last) < 2 * N_BLOCKS:
-        raise ValueError(f"a quarter of the loss curve is {len(last)} iterations, and {2 * N_BLOCKS} are needed")
-    slope, se = theil_sen(np.array([block.mean() for block in np.array_split(last, N_BLOCKS)]))
-    whole = abs(np.median(finite[: len(last)]) - np.median(last)) + abs(slope) * N_BLOCKS
-    fall = float(-slope * N_BLOCKS / whole) if whole > 0 else 0.0
-    falling = fall > MAX_FALL and -slope > N_SE * se
+    n_blocks = 24
+    if len(last) < 2 * n_blocks:
+        raise ValueError(f"a quarter of the loss curve is {len(last)} iterations, and {2 * n_blocks} are needed")
+    slope, se = theil_sen(np.array([block.mean() for block in np.array_split(last, n_blocks)]))
+    whole = abs(np.median(finite[: len(last)]) - np.median(last)) + abs(slope) * n_blocks
+    fall = float(-slope * n_blocks / whole) if whole > 0 else 0.0
+    falling = fall > 0.05 and -slope > N_SE * se
     steep = abs(slope) > N_SE * se
     way = f"{fall:.0%} of its fall is in the last quarter" if steep else "level in the last quarter"
     text = f"{way}, slope {slope / max(se, 1e-300):.1f} standard errors, beyond {N_SE:g} it counts"
@@ -153,7 +140,7 @@ def check_whitening(view: View) -> Check:
     before, after = (_condition(points) for points in (view.x, whitening.whiten(view.x)))
     text = f"condition {after:.2g}, before whitening {before:.2g}"
     remedy = None
-    if after > MAX_CONDITION:
+    if after > 100.0:
         todo = view.advice("whiten", otherwise="rescale the parameters")
         remedy = f"The coordinates of the training have different scales: {todo}."
     if not whitening.converged:
@@ -168,13 +155,6 @@ def check_whitening(view: View) -> Check:
 def _condition(x: Tensor) -> float:
     """Return the condition number of the covariance of points (n, d)."""
     return float(torch.linalg.cond(x - x.mean(0)) ** 2)
-
-
-#: Fewest draws of a mode that is checked.
-N_OF_MODE = 50
-
-#: The standard error of a Stein variance above which it is uninformative.
-MAX_ERROR = 0.5
 
 
 class ModeTerms(NamedTuple):
@@ -219,7 +199,7 @@ def terms_of(x: Tensor, s: Tensor, cells: Cells) -> list[tuple[ModeTerms, Tensor
     mean, counts = torch.einsum("nk,knd->nd", r, g), r.sum(0)
     return [
         (ModeTerms(r[:, k], r[:, k, None] * (g[k] - mean), x - cells.maps[k].m, s), cells.maps[k].L)
-        for k in (counts >= counts.max().clamp_max(N_OF_MODE)).nonzero().flatten().tolist()
+        for k in (counts >= counts.max().clamp_max(50)).nonzero().flatten().tolist()
     ]
 
 
@@ -303,22 +283,13 @@ def check_variances(view: View, moments: SteinMoments) -> Check:
         remedy = f"The draws are too {way}, most in {view.score.label(int(moments.variance_along[i]))}: {todo}."
     if (v + N_SE * se < 0).any():
         remedy = "The score has the wrong sign: it is the gradient of log p, not of -log p."
-    if remedy is None and se.max() > MAX_ERROR:
+    if remedy is None and se.max() > 0.5:  # it is uninformative
         raise ValueError(f"their standard errors are up to {se.max():.2g}, as with tails that are too heavy")
     return judged("Stein variances", value, text, remedy)
 
 
-#: The share of the draws that count as farthest out, and the accepted share of chains that end beyond the others.
-FARTHEST, MAX_BEYOND = 0.001, 0.01
-
-#: Largest accepted distance of distribution functions, which a shift by 0.38 standard deviations has.
-MAX_DISTANCE = 0.15
-
-#: Draws, at least and for each feature, and features, at most, where directions other than coordinates are tried.
-LEAST_DRAWS, LEAST_OF_EACH, MAX_FEATURES = 400, 10, 1000
-
-#: The most positions of draws of a fit that are compared with weighted draws, in all directions.
-MAX_HEIGHTS = 2**23
+#: The share of the draws that count as farthest out.
+FARTHEST = 0.001
 
 
 class LargestDifference(NamedTuple):
@@ -406,7 +377,7 @@ def check_chains(view: View, geometry: Geometry, sample: ImportanceSample | None
         missing = Check("tails", math.nan, "", f"not available: {RUN_AWAY}")
         return weighted or missing, missing._replace(name="shape")
     draws, ends = heights(cells, x), heights(cells, late).view(*geometry.ends.shape[:2], -1)
-    tails = _tails(view, cells, ends_beyond(_sides(draws), _sides(ends)), "of chains end", MAX_BEYOND)
+    tails = _tails(view, cells, ends_beyond(_sides(draws), _sides(ends)), "of chains end", 0.01)
     if weighted is not None and weighted.remedy:
         tails = weighted
     shape = _shape(view, cells, ends_apart(draws, ends))
@@ -415,7 +386,7 @@ def check_chains(view: View, geometry: Geometry, sample: ImportanceSample | None
 
 def _weighted_tails(view: View, cells: Cells, sample: ImportanceSample) -> Check:
     """Estimate the mass that lies farther out than the draws."""
-    some = sample.draws[: MAX_HEIGHTS // (4 * view.x.shape[1] + 1)]
+    some = sample.draws[: 2**23 // (4 * view.x.shape[1] + 1)]
     draws, at_rows = (_sides(heights(cells, torch.as_tensor(X).to(view.x))) for X in (some, sample.X))
     beyond = mass_beyond(draws, at_rows, sample.rows)
     return _tails(view, cells, beyond, "of the mass, by weights, lies", THRESHOLDS.beyond)
@@ -444,13 +415,14 @@ def _shape(view: View, cells: Cells, apart: LargestDifference) -> Check:
     text = f"chains end up to {distance:.2f} apart {where}, p = {pvalue:.2g}"
     todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
     remedy = f"Chains that start at the draws leave their distribution {where}: {todo}."
-    return judged("shape", distance, text, remedy if distance > MAX_DISTANCE and pvalue < MAX_PVALUE else None)
+    # a shift by 0.38 standard deviations has this distance
+    return judged("shape", distance, text, remedy if distance > 0.15 and pvalue < MAX_PVALUE else None)
 
 
 def _along_direction(view: View, x: Tensor) -> Check | None:
     """Look for a direction along which Gibbs steps move draws x (n, d), as chains may be too short to do."""
     n, d = x.shape
-    if n < max(LEAST_DRAWS, LEAST_OF_EACH * d) or d > MAX_FEATURES:  # fewer are whitened too well by themselves
+    if n < max(400, 10 * d) or d > 1000:  # fewer are whitened too well by themselves
         return None
     map_ = gaussian_of(x)
     u = map_.whiten(x)

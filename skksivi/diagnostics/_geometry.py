@@ -121,41 +121,13 @@ def guarded(name: str, check: Callable[..., Check], *args: object) -> Check:
         return Check(name, math.nan, "", f"not available: {reason}")
 
 
-#: Draws from which chains start, up to 50 features, and the fewest; numbers in them, beyond, and in the chains of all
-#: modes, 50 of each, where their weights are compared.
-N_MOVED, N_FEWEST, N_NUMBERS, N_COMPARED = 500, 100, 25_000, 50_000
+#: Draws from which chains start, at least, and numbers in them, at most.
+N_FEWEST, N_NUMBERS = 100, 25_000
 
-#: The share of draws that may be outliers.
-MAX_OUTLIERS = 0.02
 
-#: Draws, points around all of them and points of the Gaussian like them, from which modes are searched, fewer in many
-#: dimensions, and the most features with which they are.
-N_STARTS, N_AROUND, MAX_SEARCHED = 80, 30, 200
+#: The share of a mode, by the curvature there, from which its lack of draws matters.
+MIN_LOST = 0.01
 
-#: Points of the prior, where it is known, and else standard normal ones, from which modes are searched besides.
-N_ELSEWHERE = 8
-
-#: Steps of such a search, which needs only a few if there is a mode.
-N_STEPS = 25
-
-#: The share of a mode, by the curvature there, from which its lack of draws matters, and the share of the draws that
-#: it should have below which it has none: a neighbour's may be across the border.
-MIN_LOST, MAX_DRAWN = 0.01, 0.02
-
-#: Number of modes without draws, best first, that are weighted, and the points for each.
-N_LOST, N_QUICK = 5, 400
-
-#: Degrees of freedom of the Student t whose fit gives the centre of the draws, and its steps.
-MIDDLE_DF, N_MIDDLE = 3.0, 20
-
-#: Accepted share of the ascents of a fit that may lead to modes not found.
-MAX_UNSEEN = 0.05
-
-#: Accepted share of draws in a wrong mode.
-MAX_MISPLACED = 0.05
-
-#: The states of chains that count as their ends.
-LATE = slice(-16, None, 3)
 
 #: Why the ends of chains are not available.
 RUN_AWAY = "chains that start at the draws diverge, as with a score of the wrong sign"
@@ -190,24 +162,29 @@ def geometry_and_modes(view: View) -> tuple[Geometry, Check]:
 def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]]:
     """Return the cells of modes that have draws, and the centres (k, d) and shares (k,) of those that have none."""
     x, d = view.x[view.finite], view.x.shape[1]
-    if d > MAX_SEARCHED:
-        raise ValueError(f"there are {d} features, and modes are searched for only up to {MAX_SEARCHED}")
-    n_drawn, n_around = (min(n, MAX_IN_STARTS // d) for n in (N_STARTS, N_AROUND))
+    most = 200
+    if d > most:
+        raise ValueError(f"there are {d} features, and modes are searched for only up to {most}")
+    n_drawn, n_around = (min(n, MAX_IN_STARTS // d) for n in (80, 30))  # fewer in many dimensions
     like = whole.unwhiten(standard_normal(n_around, whole.m, view.generator))
-    elsewhere = view.score.from_prior(N_ELSEWHERE, view.generator)
+    n_elsewhere = 8
+    elsewhere = view.score.from_prior(n_elsewhere, view.generator)
     if not len(elsewhere):
-        elsewhere = standard_normal(N_ELSEWHERE, whole.m, view.generator)
+        elsewhere = standard_normal(n_elsewhere, whole.m, view.generator)
     starts = torch.cat([x[:n_drawn], around(whole, n_around, view.generator), like, elsewhere])
-    found = find_modes(view.score, starts, view.generator, n_steps=N_STEPS)
+    n_steps = 25  # few, if there is a mode
+    found = find_modes(view.score, starts, view.generator, n_steps=n_steps)
     with suppress(*REFUSALS):  # as far as a fit has searched
         others = all_modes(view.score, torch.zeros_like(whole.m), found.maps[0], view.generator)
         centres = torch.stack([a.m for a in others.maps])
-        found = find_modes(view.score, centres, view.generator, found.maps, n_steps=N_STEPS)
+        found = find_modes(view.score, centres, view.generator, found.maps, n_steps=n_steps)
     cells = Cells(found.maps, found.weights.log())
     counts = cells.counts(x)
-    empty = (counts <= MAX_DRAWN * found.weights * len(x)) & (found.weights > MIN_LOST)
+    # a neighbour's draws may be across the border
+    empty = (counts <= 0.02 * found.weights * len(x)) & (found.weights > MIN_LOST)
     drawn = cells.sorted_by(((counts > 0) & ~empty).nonzero().flatten())
-    return drawn, _with_mass(view, drawn.refined(x, middle), cells.sorted_by(empty.nonzero().flatten()[:N_LOST]))
+    # best first
+    return drawn, _with_mass(view, drawn.refined(x, middle), cells.sorted_by(empty.nonzero().flatten()[:5]))
 
 
 def _with_mass(view: View, drawn: Cells, lost: Cells) -> tuple[Tensor, Tensor]:
@@ -219,7 +196,7 @@ def _with_mass(view: View, drawn: Cells, lost: Cells) -> tuple[Tensor, Tensor]:
     log_masses = drawn.log_weights.new_zeros(len(cells.maps))
     if lost.maps:
         log_p = log_densities(view.score, cells)
-        found = (mass(log_p, cells, k, view.x[:0], view.generator, N_QUICK) for k in range(len(cells.maps)))
+        found = (mass(log_p, cells, k, view.x[:0], view.generator, 400) for k in range(len(cells.maps)))
         log_masses = torch.tensor([m.log_mass for m in found]).to(log_masses).nan_to_num(-math.inf)
     shares = log_masses.softmax(0)[n:]
     centres = torch.stack([a.m for a in cells.maps])[n:]
@@ -235,14 +212,14 @@ def _check_modes(view: View, cells: Cells, lost: tuple[Tensor, Tensor]) -> Check
         remedy = f"No draw is in the mode at {where}: {view.advice('whiten', 'init')}."
         return judged("modes", shares.sum().item(), text, remedy)
     whitening = view.report.get("whitening_")
-    if whitening is not None and whitening.unseen > MAX_UNSEEN:
+    if whitening is not None and whitening.unseen > 0.05:
         text = f"{len(whitening.modes)} found, and {whitening.unseen:.0%} of the last ascents found new ones"
         remedy = "The search for modes did not finish: pass points near further modes as `init`, (k, n_features)."
         return judged("modes", whitening.unseen, text, remedy)
     if len(cells.maps) == 1:
         return judged("modes", 0.0, "1", None)
     x, d = view.x[view.finite], view.x.shape[1]
-    x, most = x[: max(N_FEWEST, N_NUMBERS // d)], N_COMPARED // (50 * d)
+    x, most = x[: max(N_FEWEST, N_NUMBERS // d)], 50_000 // (50 * d)  # in the chains of all modes, 50 of each
     if len(cells.maps) > max(2, most):
         raise ValueError(f"there are {len(cells.maps)} modes, and the weights of {most} are compared in {d} features")
     found, _, _ = weigh_cells(view.score, x, cells.sorted_by(cells.counts(x).nonzero().flatten()), view.generator)
@@ -256,7 +233,7 @@ def _misplaced(found: Modes, n: int) -> tuple[str, float, str, str | None]:
     gaps = found.shares - found.weights
     misplaced = float(np.abs(gaps).sum() / 2)
     noise = np.sqrt(found.standard_errors**2 + found.weights * (1 - found.weights) / n)
-    wrong = misplaced > MAX_MISPLACED and (np.abs(gaps) > N_SE * noise).any()
+    wrong = misplaced > 0.05 and (np.abs(gaps) > N_SE * noise).any()
     k = int(np.abs(gaps).argmax())
     remedy = (
         f"The mode at {listed(found.centres[k])} has {found.shares[k]:.0%} of the draws, "
@@ -280,8 +257,9 @@ def middle(x: Tensor) -> Affine:
     """
     d = x.shape[1]
     found = Affine(x.median(0).values, covariance_root(x))
-    for _ in range(N_MIDDLE):
-        w = (MIDDLE_DF + d) / (MIDDLE_DF + found.whiten(x).square().sum(1, keepdim=True))
+    df = 3.0  # of the Student t whose fit gives the centre
+    for _ in range(20):
+        w = (df + d) / (df + found.whiten(x).square().sum(1, keepdim=True))
         m = (w * x).sum(0) / w.sum()
         z = w.sqrt() * (x - m)
         found = Affine(m, covariance_root(torch.cat([z, -z])))
@@ -295,7 +273,7 @@ def _geometry(view: View, cells: Cells, lost: Tensor) -> Geometry:
     cells = cells.refined(x, middle)
     norms = view.x.new_full((len(view.x),), math.inf)
     norms[view.finite] = _whitened_norms(cells, cells.assign(x), view.s[view.finite])
-    n_moved = max(N_FEWEST, min(N_MOVED, N_NUMBERS // x.shape[1]))
+    n_moved = max(N_FEWEST, min(500, N_NUMBERS // x.shape[1]))
     reference, ends = x.new_empty(0), x.new_empty(0, *x.shape)
     try:
         chains = _moved(view.score, x[:n_moved], cells, view.generator)
@@ -303,7 +281,7 @@ def _geometry(view: View, cells: Cells, lost: Tensor) -> Geometry:
         s = view.score(y)
         if stein_variances(y, s)[0].mean() > 0:  # otherwise they have diverged
             reference = _whitened_norms(cells, cells.assign(y), s)
-            ends = torch.cat([part[LATE] for part in chains], 1)
+            ends = torch.cat([part[slice(-16, None, 3)] for part in chains], 1)  # late states count as ends
     except REFUSALS:
         pass
     return Geometry(cells, cells.assign(view.x), lost, norms, reference, ends)
@@ -342,4 +320,4 @@ def check_outliers(view: View, geometry: Geometry) -> Check:
     text = f"{share:.1%} with whitened scores longer than {limit:.3g}"
     todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
     remedy = f"Draws lie where the target has hardly any mass: {todo}."
-    return judged("outliers", share, text, remedy if share > MAX_OUTLIERS else None)
+    return judged("outliers", share, text, remedy if share > 0.02 else None)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: The quantile of the chains' scores beyond which a draw is an outlier.
-OUTLIER = 0.999
 
 #: Bounds of Stein variances.
 STEIN_VARIANCES = (0.8, 1.25)
@@ -25,11 +23,7 @@ STEIN_VARIANCES = (0.8, 1.25)
 
 def outlier_limit(norms: np.ndarray) -> float:
     """Return the length of a whitened score beyond which a draw is an outlier, given lengths from chains (m,)."""
-    return float(np.quantile(norms, OUTLIER))
-
-
-#: Columns of a printed report, those of a terminal, and its indent.
-WIDTH, INDENT = 80, " " * 25
+    return float(np.quantile(norms, 0.999))
 
 
 class Check(NamedTuple):
@@ -143,19 +137,21 @@ class Diagnosis:
     def __str__(self) -> str:
         n, d = self.X.shape
         lines = [f"{self.estimator}, {n} draws of {d} features: {self.summary}"]
+        width = 80
         if self.stages:
             n_calls = sum(stage.n_calls for stage in self.stages)
             made = f"by {self.fitted_by}, " if self.fitted_by else ""
             text = f"{made}from {n_calls:,} score calls: "
             text += ", ".join(f"{s.name} {s.n_calls:,}" for s in self.stages)
-            lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+            lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
+        indent = " " * 25
         for check in self.checks:
             mark, text = (check.verdict, check.text) if check.text else ("-", check.verdict)
-            lines += textwrap.wrap(f"  {mark:<5} {check.name:<16} {text}", WIDTH, subsequent_indent=INDENT)
-            lines += textwrap.wrap(check.remedy, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+            lines += textwrap.wrap(f"  {mark:<5} {check.name:<16} {text}", width, subsequent_indent=indent)
+            lines += textwrap.wrap(check.remedy, width, initial_indent=indent, subsequent_indent=indent)
         if self.modes.max(initial=0) > 0 or self["modes"].verdict == "warn":
             note = "KSD is insensitive to the weights of modes: see the line on modes."
-            lines += textwrap.wrap(note, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+            lines += textwrap.wrap(note, width, initial_indent=indent, subsequent_indent=indent)
         return "\n".join(lines)
 
     __repr__ = __str__

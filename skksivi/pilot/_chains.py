@@ -38,8 +38,6 @@ N_OF_GAUSSIAN = 2000
 #: The R-hat above which chains begin again.
 MAX_RHAT = 1.2
 
-#: The most numbers in the points of all chains.
-MAX_KEPT = 2**26
 
 #: Returns a pilot with more points, in the coordinates of a map, and adds to what was drawn.
 Refine = Callable[[Affine, PilotPoints, list[PartedDraws]], PilotPoints]
@@ -194,7 +192,7 @@ class ChainEnsemble:
         """Yield the pilots of n more trajectories, none if they exceed the numbers that are kept."""
         score_fn, metric, generator = self.score_fn, self.metric, self.generator
         x = self._starts() if self.x is None else self.x
-        if (len(self.kept) + n) * x.numel() > MAX_KEPT:
+        if (len(self.kept) + n) * x.numel() > 2**26:
             return
         score_u = metric.pull_back(score_fn)
         chains = ChainStates.at(score_u, metric.whiten(x), self.step)
@@ -265,10 +263,6 @@ def revive(x: Tensor, generator: torch.Generator) -> Tensor:
 # Chains of underdamped Langevin dynamics, for targets of many parameters: a step costs O(d)
 
 
-#: The share of a momentum that is left after a step.
-MEMORY = 0.98
-
-
 def underdamped_pilot(
     score_fn: Score, starts: Tensor, generator: torch.Generator, budget: int
 ) -> tuple[LowRank, PilotPoints]:
@@ -332,7 +326,8 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
     p, direction = (standard_normal(len(x), x, generator) for _ in range(2))
     # the mean square of a momentum is one, give or take sqrt(2 / d)
     hottest = 4 * (1 + 10 / x.shape[1])
-    noise, every = math.sqrt(1 - MEMORY**2), max(1, n_steps // 100)
+    memory = 0.98  # the share of a momentum that is left after a step
+    noise, every = math.sqrt(1 - memory**2), max(1, n_steps // 100)
     kept: list[Tensor] = []
     s = score_fn(x)
     for t in range(n_steps):
@@ -343,7 +338,7 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
             h, calm, calm_s = 0.7 * curvature.rsqrt(), x, s
         p = p + h / 2 * s
         x = x + h / 2 * p
-        p = MEMORY * p + noise * standard_normal(len(x), x, generator)
+        p = memory * p + noise * standard_normal(len(x), x, generator)
         x = revive(x + h / 2 * p, generator)
         s = score_fn(x)
         p = p + h / 2 * s

@@ -9,12 +9,6 @@ from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import lobatto, lobatto_nodes
 from skksivi.score._score import Score
 
-#: The noise of a score, in its standard deviations, above which moments may be off by more than a few percent.
-MOST_NOISE = 0.2
-
-#: The jump of log p, in nats, that matters.
-LEAST_JUMP = 0.1
-
 
 def noise_of(score: Score, mode: Affine) -> float:
     r"""Return the noise of a score around a mode, as a share of its size there, about one standard deviation.
@@ -41,13 +35,14 @@ def noise_of(score: Score, mode: Affine) -> float:
 def fault_of_noise(score: Score, mode: Affine) -> str | None:
     """Say that a score has too much noise around a mode, None if it has not."""
     noise = noise_of(score, mode)
-    if not noise > MOST_NOISE:
+    most = 0.2  # standard deviations: more shifts moments by more than a few percent
+    if not noise > most:
         return None
     return (
         f"The noise of the score is {noise:.2g} of its standard deviation: neighbouring points differ more than "
         "those of a smooth function, so that no fit is accurate. Solvers, simulators and finite differences "
         "leave such noise: set a smaller tolerance of the solver, a larger step of the differences, the same random "
-        f"numbers at each call, or compute in float64, until it is below {MOST_NOISE}."
+        f"numbers at each call, or compute in float64, until it is below {most}."
     )
 
 
@@ -82,7 +77,7 @@ def fault_of_jump(score: Score, x: Tensor) -> str | None:
     worst = left.abs().argsort(descending=True)[:3]
     a, b, left = a[worst], b[worst], left[worst]
     for _ in range(36):  # to the rounding of single points
-        if not (left.abs() > LEAST_JUMP).any():
+        if not (left.abs() > 0.1).any():  # nats
             return None
         middle = (a + b) / 2
         first, second = excess(a, middle), excess(middle, b)

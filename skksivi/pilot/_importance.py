@@ -32,14 +32,9 @@ N_DRAWS, LEAST_POINTS = 512, 2000
 #: units of 1 / sqrt(d).
 DF, WIDER = 2, 0.25
 
-#: Points for each feature that a covariance takes with their scores.
-LEAST_FOR_ROOT = 2
 
 #: The error of Lobatto's rule along a line, in nats, above which that has more nodes.
 MAX_ERROR = 0.1
-
-#: The most numbers in the products of pairs of coordinates of all points.
-MAX_PRODUCTS = 2**25
 
 
 #: Fits a mixture to points (n, d).
@@ -351,7 +346,7 @@ def target_moments(draws: PartedDraws) -> TargetMoments:
     points, scores = draws.points, draws.scores
     centre, scale = points.mean(0), points.std(0, correction=0)
     z, s_z = (points - centre) / scale, scores * scale
-    has_pairs = z.numel() * d <= MAX_PRODUCTS
+    has_pairs = z.numel() * d <= 2**25
     i, j = torch.tril_indices(d, d) if has_pairs else torch.arange(d).expand(2, d)
     own, products = second_order(z, s_z, i, j), z[:, i] * z[:, j]
     products = products - own * ((products * own).mean(0) / own.square().mean(0))
@@ -364,7 +359,7 @@ def target_moments(draws: PartedDraws) -> TargetMoments:
     root = None
     if has_pairs:
         root = _root_of(z, mean, second, (i, j))
-    elif len(z) >= LEAST_FOR_ROOT * d:
+    elif len(z) >= 2 * d:  # points for each feature
         as_drawn, failed = torch.linalg.cholesky_ex(z.mT @ z / len(z))
         if not failed:  # there are as many different points as features
             root = _steadied(as_drawn, z, s_z)

@@ -23,16 +23,16 @@ with keeping_random():
     from sklearn.covariance import ledoit_wolf
     from sklearn.mixture import GaussianMixture
 
-#: Points of a mode that candidates are fitted to, at most, and that the best of them is fitted to in the end.
-N_TRIED, N_FITTED = 5000, 20_000
 
 #: Largest number of components of all modes, besides one of each.
 MAX_COMPONENTS = 64
 
-#: Features up to which all covariances are full, beyond which covariances of several components are diagonal, and
-#: beyond which there is one component. Up to the last, points are weighed, coordinates warped, and modes found by
-#: dense Newton steps.
-MOST_ALL_FULL, MOST_FULL, MOST_FEATURES = 6, 60, 200
+#: Features beyond which covariances of several components are diagonal, and beyond which there is one component.
+#: Up to the last, points are weighed, coordinates warped, and modes found by dense Newton steps.
+MOST_FULL, MOST_FEATURES = 60, 200
+
+#: The weight of the Fisher divergence.
+FISHER_WEIGHT = 0.3
 
 #: Fits a mixture to points (n, d).
 FitMixture = Callable[[np.ndarray], GaussianMixture]
@@ -202,13 +202,13 @@ def _fitted(x: Tensor, most: int, generator: torch.Generator, *, shuffles: bool)
     Units are robust to tails.
     """
     seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
-    rows = np.random.RandomState(seed).permutation(len(x))[:N_FITTED] if shuffles else np.arange(len(x))
+    rows = np.random.RandomState(seed).permutation(len(x))[:20_000] if shuffles else np.arange(len(x))
     points = as_array(x[as_tensor(rows, device=x.device)].double())
     low, middle, high = np.quantile(points, [0.25, 0.5, 0.75], axis=0)
     width = np.where(high > low, (high - low) / 1.349, points.std(0))
     width[width == 0] = 1.0
     u = (points - middle) / width
-    tried, others = np.split(u, [min(N_TRIED, -(-len(u) // 2))])
+    tried, others = np.split(u, [min(5000, -(-len(u) // 2))])
     best = max(_candidates(tried, others, most, seed), key=itemgetter(0))[1](u)
     covariances = best.covariances_ if best.covariance_type == "full" else _diagonal(best.covariances_)
     parts = best.weights_, middle + best.means_ * width, covariances * width[:, None] * width
@@ -220,11 +220,12 @@ def _candidates(u: np.ndarray, others: np.ndarray, most: int, seed: int) -> Iter
     how to fit them again.
     """
     n, d = u.shape
-    if d > MOST_ALL_FULL:
+    most_all_full = 6  # features up to which all covariances are full
+    if d > most_all_full:
         yield _shrunk(u).score(others), _shrunk
     if d > MOST_FEATURES:
         return
-    for kind in ("full",) if d <= MOST_ALL_FULL else ("full", "diag"):
+    for kind in ("full",) if d <= most_all_full else ("full", "diag"):
         best = -math.inf
         for k in (2**i for i in range(int(math.log2(most)) + 1)):
             if k > 1 and (2 * k > n or (kind == "full" and d > MOST_FULL)):
@@ -250,10 +251,6 @@ def _diagonal(variances: np.ndarray) -> np.ndarray:
 
 
 # Mixtures that also match scores
-
-#: The weight of the Fisher divergence, and the most that a point contributes, in squared differences of scores for
-#: each feature.
-FISHER_WEIGHT, MOST_GAP = 0.3, 50.0
 
 
 class MixtureParameters(NamedTuple):
@@ -286,7 +283,7 @@ class MixtureParameters(NamedTuple):
         heights = self.log_weights.log_softmax(0) + self.roots.diagonal(dim1=1, dim2=2).sum(1)
         log_parts = heights[:, None] - z.square().sum(2) / 2
         own = -(log_parts.softmax(0)[:, :, None] * (z @ L.mT)).sum(0)
-        gaps = (own - s).square().sum(1).clamp_max(MOST_GAP * d)
+        gaps = (own - s).square().sum(1).clamp_max(50.0 * d)
         return FISHER_WEIGHT * gaps / 2 - log_parts.logsumexp(0) + d / 2 * math.log(2 * math.pi)
 
 
@@ -334,9 +331,6 @@ N_DRAWS, N_QUICK = 256, 64
 
 #: The score divergence below which the Gaussian at a mode will do, and iterations of one that is fitted instead.
 NEAR, N_ITER = 0.05, 16
-
-#: The standard deviations from the mode beyond which a fitted Gaussian must have more mass.
-FAR = 30.0
 
 
 def score_divergence(score_fn: ScoreFunction, q: Affine, generator: torch.Generator, n_draws: int = N_DRAWS) -> float:
@@ -452,7 +446,7 @@ def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -
     q = batch_and_match(score_fn, mode, generator, N_ITER)
     if not score_divergence(score_fn, q, generator, N_QUICK) < error:
         return mode
-    is_far = mode.whiten(q.m[None]).abs().max() > FAR
+    is_far = mode.whiten(q.m[None]).abs().max() > 30.0  # it has more mass than others there
     if is_far and not log_ratio(score_fn, mode.m, q.m) + q.log_determinant() > mode.log_determinant():
         return mode
     return q

@@ -33,9 +33,6 @@ DF = 5.0
 #: The least effective share of the points and the largest difference of two estimates that are trusted.
 MIN_SHARE, MAX_GAP = 0.2, 0.1
 
-#: Points of chains below which a mode does not count as one.
-MIN_POINTS = 20
-
 
 class Cells(NamedTuple):
     """A partition of space by the likeliest of k Gaussians.
@@ -233,8 +230,9 @@ def by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:
     distances = [a.whiten(x).square().sum(1) + 2 * a.log_determinant() for a in maps]
     nearest = torch.stack(distances).argmin(0)
     counts = nearest.bincount(minlength=len(maps))
-    if len(maps) > 1 and counts.min() < MIN_POINTS:
-        return by_mode(x, [a for a, n in zip(maps, counts.tolist(), strict=True) if n >= MIN_POINTS])
+    fewest = 20  # points of chains
+    if len(maps) > 1 and counts.min() < fewest:
+        return by_mode(x, [a for a, n in zip(maps, counts.tolist(), strict=True) if n >= fewest])
     return x[nearest.argsort()], counts.tolist()
 
 
@@ -254,7 +252,7 @@ DensityFunction = Callable[[Tensor], Tensor]
 
 
 #: Points of a mixture, and of chains, by which a mode is weighted, and the parts of them from which its error comes.
-N_WEIGHED, N_PARTS = 512, 8
+N_WEIGHED = 512
 
 #: Points of a mode that are kept whatever its weight, so that a distribution can be fitted to them.
 N_LEAST = 10
@@ -483,7 +481,7 @@ def log_integral(log_prob: DensityFunction, pilot: PilotPoints, generator: torch
     points = torch.cat([wide.sample(n, generator), pilot.x[:: max(1, len(pilot.x) // n)][:n]])
     log_p = log_prob(points).detach()
     w, v = (log_p - wide.log_density(points)).nan_to_num(-math.inf).tensor_split([n])
-    n = N_PARTS
+    n = 8
     parts = [bridge(w[i::n], v[i::n]) for i in range(n)]
     return bridge(w, v), torch.tensor(parts).std().item() / math.sqrt(n)
 

@@ -39,12 +39,6 @@ from skksivi.score._score import DifferentiableScore, Score
 #: numbers in them.
 FEW_STARTS, MAX_STARTS, MAX_IN_STARTS = 8, 96, 1600
 
-#: Share of the target below which a mode is left out.
-MIN_WEIGHT = 1e-3
-
-#: The divergence of scores for each feature below which a Gaussian is like its mode.
-LIKE_GAUSSIAN = 1.0
-
 
 class ModeMaps(NamedTuple):
     """The modes of a target.
@@ -155,7 +149,7 @@ def ranked(
     kept, evidence, afar = [best], [best.log_determinant()], list[Affine]()
     for divergence, a in others:
         height = log_ratio(score_fn, best.m, a.m)
-        if not height.isfinite() and divergence < LIKE_GAUSSIAN:
+        if not height.isfinite() and divergence < 1.0:  # for each feature
             height = _height(score_fn, best, a)
             afar += [] if height.isfinite() else [a]
         if height.isfinite():
@@ -170,7 +164,7 @@ def ranked(
         kept.append(a)
         evidence.append(evidence[alike[0] if alike else 0])
     weights = torch.stack(evidence).softmax(0)
-    order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MIN_WEIGHT]
+    order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= 1e-3]  # of the target
     found = ModeMaps([kept[k] for k in order], weights[order] / weights[order].sum())
     return found._replace(unweighed=tuple(unweighed))
 
@@ -201,9 +195,6 @@ def search_around(
 
 # The log-density, the target's own or by line integrals from a mode
 
-#: Lines along which the score is integrated at a time.
-N_INTEGRALS = 500
-
 
 def judging_map(score_fn: Score) -> Affine:
     """Return the map to a mode that depends on the target alone."""
@@ -233,14 +224,11 @@ def log_density(score_fn: Score, origin: Affine | None, x: Tensor) -> Tensor:
             raise ValueError("The target has no `log_prob`, which is needed here.")
         return score_fn.log_prob(x)
     score_u, u = origin.pull_back(score_fn), origin.whiten(x)
-    return torch.cat([log_ratio(score_u, torch.zeros_like(origin.m), part) for part in u.split(N_INTEGRALS)])
+    return torch.cat([log_ratio(score_u, torch.zeros_like(origin.m), part) for part in u.split(500)])
 
 
 # The other modes of a target
 
-
-#: Points of a round from which there are ascents.
-N_STARTS = 64
 
 #: The mean square of a score at which an ascent has arrived, and the steps from which it knows the curvature.
 LEVEL, N_PAIRS = 1e-4, 8
@@ -248,10 +236,6 @@ LEVEL, N_PAIRS = 1e-4, 8
 #: The squared distance from a mode, in its standard deviations, below which an ascent has come back to it; in fewer
 #: dimensions these.
 BACK = 4.0
-
-#: The difference of modes in all coordinates but one, and of their widths, as a share of these, below which one may
-#: be some periods away from the other.
-ASIDE = 0.1
 
 
 def all_modes(
@@ -263,15 +247,16 @@ def all_modes(
     """
     score_u, symmetries = mode.pull_back(score_fn), symmetries_of(score_fn, mode)
     kinds, found = [mode], [mode, *images([mode], symmetries)]
-    x = scattered(start, N_STARTS // 2, generator)
+    n_starts = 64  # points of a round
+    x = scattered(start, n_starts // 2, generator)
     from_prior = score_fn.from_prior(
-        N_STARTS // 4, torch.Generator(start.device).manual_seed(generator.initial_seed())
+        n_starts // 4, torch.Generator(start.device).manual_seed(generator.initial_seed())
     )
     x[: len(from_prior)] = from_prior
     n = n_looks(len(start), thorough=thorough)
     u = torch.cat([mode.whiten(x), contradicting(score_u, start, generator, n)])
     for _ in range(10):
-        n_each = max(4, N_STARTS // (2 * len(kinds)))
+        n_each = max(4, n_starts // (2 * len(kinds)))
         u = ascended(score_u, torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in kinds)]))
         is_other = u.square().sum(1) > 4 * min(u.shape[1], BACK)
         new = _new_modes(score_fn, found, u[is_other])
@@ -282,7 +267,7 @@ def all_modes(
         found.extend(images(found, symmetries))
         if not new or len(found) > MAX_MODES:
             break
-        u = mode.whiten(scattered(start, N_STARTS // 2, generator))
+        u = mode.whiten(scattered(start, n_starts // 2, generator))
     return ranked(score_fn, found, generator, symmetries)._replace(symmetries=symmetries, ascents=ended, n_looks=n)
 
 
@@ -438,8 +423,9 @@ def check_aperiodic(score_fn: Score, modes: Sequence[Affine]) -> None:
 def _is_beside(a: Affine, first: Affine) -> bool:
     """Tell whether a mode differs from another in its place alone, and there in one coordinate."""
     sd = first.L.norm(dim=1)
-    is_off = ((a.m - first.m) / sd).abs() > ASIDE
-    return bool(is_off.sum() == 1 and ((a.L - first.L).abs() <= ASIDE * sd[:, None]).all())
+    aside = 0.1  # of the widths
+    is_off = ((a.m - first.m) / sd).abs() > aside
+    return bool(is_off.sum() == 1 and ((a.L - first.L).abs() <= aside * sd[:, None]).all())
 
 
 def _polished(score_fn: Score, mode: Affine) -> Tensor:

@@ -16,9 +16,6 @@ from skksivi.judge._verdict import Grade, Verdict
 from skksivi.pilot._mixture import N_DRAWS, Components, fitted_mixture, gaussian_of
 from skksivi.score._score import ScoreFunction
 
-#: Points for each feature that a covariance takes.
-FEW = 20
-
 #: Features from which on points are judged by the errors of their means and by chains that agree, because no mixture
 #: has weights that count.
 MANY_FEATURES = 30
@@ -125,7 +122,7 @@ class PilotPoints(NamedTuple):
     def map(self) -> Affine:
         """Return the map by mean and covariance; if points are too few, by the covariance of their only Gaussian."""
         n, d = self.x.shape
-        if self.mixture is not None and len(self.mixture.weights) == 1 and n < FEW * d:
+        if self.mixture is not None and len(self.mixture.weights) == 1 and n < 20 * d:  # too few for a covariance
             return self.mixture.map()
         return gaussian_of(self.x)
 

@@ -37,19 +37,11 @@ from skksivi.pilot._points import MANY_FEATURES, PilotPoints, judge_weights
 from skksivi.score._errors import DIVERGED
 from skksivi.score._score import DifferentiableScore, Score
 
-#: The change from one value to the next that steps aim at: of the logarithm of the conditional scale, over the root
-#: of the number of features, plus a third of that of the marginal density. At twice that, a step is halved.
-CHANGE = 0.7
-
-#: The first step to either side of the top, in standard deviations by the curvature there.
-FIRST_STEP = 0.5
-
 #: The weight of a Gaussian along the profile that is the same for all.
 SAME = 0.1
 
-#: Draws of a round, the most rounds, and the round after which large errors end the search; from then on two
-#: Gaussians are about a value, since scales that are not held give the conditional density tails.
-N_DRAWS, N_ROUNDS, SOON = 2048, 8, 3
+#: Draws of a round.
+N_DRAWS = 2048
 
 
 class Node(NamedTuple):
@@ -163,7 +155,9 @@ def _converged(
     """
     mixture, drawn, d = start, list[Tensor](), start.means.shape[1]
     plan = PLAIN._replace(n_draws=N_DRAWS, least_share=0.05, far=-math.inf)
-    for i in range(1, N_ROUNDS + 1):
+    n_rounds = 8
+    soon = 3  # large errors end the search then; later two Gaussians are about a value, as scales not held give tails
+    for i in range(1, n_rounds + 1):
         score_u.tally.begin("importance sampling", 2 * N_DRAWS)
         found = resampled(score_u, mixture, generator, plan)
         if found is None:
@@ -173,13 +167,13 @@ def _converged(
         u, by = torch.cat(drawn).flatten(0, 1), plain_moments(torch.cat(drawn))
         if i == 1 and doubt is not None and not doubt(draws.u):
             return None
-        if i == SOON:
+        if i == soon:
             start = start.of_widths((0.8, 1.8), (0.6, 0.4))
         mixture = start.fitted_to(u, 20.0 * d)
-        verdict = judge_weights(divergence, by.se, d, i, THRESHOLDS.profile_errors[i == N_ROUNDS])
+        verdict = judge_weights(divergence, by.se, d, i, THRESHOLDS.profile_errors[i == n_rounds])
         if verdict.good:
             return pilot_with(u, by)._replace(verdict=verdict, mixture=mixture)
-        if i == SOON and by.se > 0.1:
+        if i == soon and by.se > 0.1:
             return None
     return None
 
@@ -259,18 +253,20 @@ def _bracket(given: Conditionals, node: Node, j: int, step: float) -> tuple[Node
 
 def _side(given: Conditionals, top: Node, j: int, sd: float) -> list[Node]:
     """Return the nodes from the top to where the marginal density is small, or to the last that is found."""
-    nodes, step = [top], FIRST_STEP
+    first = 0.5  # standard deviations by the curvature at the top
+    nodes, step = [top], first
+    aim = 0.7  # of the log conditional scale over the root of d, and a third of that of the log marginal density
     for _ in range(80):
         last = nodes[-1]
         node, change = given.beside(last, j, step * sd), math.inf
         if node is not None:
             change = abs(node.log_scale - last.log_scale) / math.sqrt(len(node.u))
             change += abs(node.log_marginal - last.log_marginal) / 3
-            if change < 2 * CHANGE:
+            if change < 2 * aim:
                 nodes.append(node)
-        if nodes[-1].log_marginal < _highest(nodes) - 7.0 or step < FIRST_STEP / 50:
+        if nodes[-1].log_marginal < _highest(nodes) - 7.0 or step < first / 50:
             break
-        step = min(4.0, step * min(2.0, max(0.5, CHANGE / max(change, 1e-9))))
+        step = min(4.0, step * min(2.0, max(0.5, aim / max(change, 1e-9))))
     return nodes[1:]
 
 
@@ -304,9 +300,6 @@ def _mixture(lines: Sequence[Sequence[Node]]) -> Components:
 
 # Out of a spike
 
-#: Scales that may lead into a spike, at most.
-MAX_SCALERS = 3
-
 
 def out_of_spike(score_fn: Score, mode: Affine, start: Tensor, generator: torch.Generator) -> PilotPoints | None:
     """Return points by the profile along all that leads into a spike from a start (d,); None where that has no end.
@@ -321,7 +314,7 @@ def out_of_spike(score_fn: Score, mode: Affine, start: Tensor, generator: torch.
     generator : torch.Generator
     """
     metric, directions, Q, score_w = Affine.shift(start), list[Tensor](), torch.eye(len(start)).to(start), score_fn
-    for _ in range(MAX_SCALERS):
+    for _ in range(3):  # scales that may lead into a spike
         directions.append(Q @ what_scales(score_w, mode))
         given = Conditionals.given(score_fn, metric, torch.stack(directions, 1))
         Q, score_w = given.Q, WhitenedScore(score_fn, given.plane(start.new_zeros(len(directions))))

@@ -40,19 +40,13 @@ from skksivi.score._score import Score
 
 LOGGER = logging.getLogger("skksivi")
 
-#: What finds points, by the names of parts of a fit in `stages_`.
-EXPLORATIONS = {"importance sampling", "short chains", LONG_CHAINS, "underdamped Langevin chains"}
 
-#: Trajectories of short chains, stage by stage: of features that may be weighed, of more, and those for longer; low
-#: effort takes the first two stages.
-TRAJECTORIES, TRAJECTORIES_OF_MANY, MORE_TRAJECTORIES = (40, 80, 160, 320), (40, 80, 80, 160, 320), (640, 1280)
+#: Trajectories of short chains, stage by stage; low effort takes the first two stages.
+TRAJECTORIES = (40, 80, 160, 320)
 
-#: How far from the mode chains have got away, in units of the metric, of few features and of many.
-FAR, FAR_OF_MANY = 30.0, 300.0
 
-#: Long chains, at least and at most, those of each mode at least, their trajectories, stage by stage, and the fewest
-#: calls, about.
-MIN_CHAINS, MAX_CHAINS, MIN_CHAINS_OF_MODE, LONG_TRAJECTORIES = 128, 2048, 64, (200, 200, 200)
+#: Long chains, at least, and their trajectories, stage by stage.
+MIN_CHAINS, LONG_TRAJECTORIES = 128, (200, 200, 200)
 LEAST_CALLS = MIN_CHAINS * (N_WARM + LONG_TRAJECTORIES[0]) * N_CALLS
 
 #: Before a search.
@@ -176,12 +170,14 @@ class Known:
 
     def add(self, points: PilotPoints) -> None:
         """Take note of points that were found, unless better ones are known, or why there are none."""
+        # what finds points, by the names of parts of a fit in `stages_`
+        explorations = {"importance sampling", "short chains", LONG_CHAINS, "underdamped Langevin chains"}
         if not len(points.x) and self.points is not None:
             self.points = self.points._replace(verdict=points.verdict)
         elif len(points.x) and (self.points is None or not _is_better(self.points.judged(), points.judged())):
             self.points, self.modes_of_points = points, self.modes
             of_chains = points.verdict.grade == Grade.CHAINS_AGREE
-            names = EXPLORATIONS - {"importance sampling"} if of_chains else EXPLORATIONS
+            names = explorations - {"importance sampling"} if of_chains else explorations
             self.found_by = next((name for name in reversed(self.score.tally.begun) if name in names), LAPLACE)
 
 
@@ -435,11 +431,12 @@ class ShortChains:
         metric, has_many = known.chains.metric, known.n_features >= MANY_FEATURES
         u = standard_normal(32, metric.m, torch.Generator(metric.m.device).manual_seed(0))
         look_for_jump(known.score, metric.unwhiten(torch.cat([u[:1] * 0, 1.5 * u])))
-        most, was_far = FAR_OF_MANY if has_many else FAR, False
+        # how far from the mode chains have got away, in units of the metric
+        most, was_far = 300.0 if has_many else 30.0, False
         n_first = N_CHAINS * TRAJECTORIES[0]
         warps = known.warps and not known.has_power_tails
         of_many = known.n_features > MOST_FEATURES
-        n_trajectories = known.within_effort(TRAJECTORIES_OF_MANY if of_many else TRAJECTORIES)
+        n_trajectories = known.within_effort((40, 80, 80, 160, 320) if of_many else TRAJECTORIES)
         for points in known.chains.by_stages(n_trajectories):
             yield _out_of_neck(known, points)
             is_far = bool(metric.whiten(points.x).square().mean(0).max() > most**2)
@@ -477,7 +474,7 @@ class MoreTrajectories:
         return known.has_one_mode and known.n_features >= MANY_FEATURES and known.effort != "low"
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
-        return known.chains.by_stages(MORE_TRAJECTORIES)
+        return known.chains.by_stages((640, 1280))
 
 
 # Where short chains are not enough
@@ -545,8 +542,8 @@ class LongChains:
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         before, modes = known.points, known.modes
         wanted = MIN_CHAINS * known.settings.budget // LEAST_CALLS
-        n_chains = min(max(wanted, MIN_CHAINS), MAX_CHAINS)
-        fewest = min(MIN_CHAINS_OF_MODE, max(16, 2 * n_chains // len(modes.maps)))
+        n_chains = min(max(wanted, MIN_CHAINS), 2048)
+        fewest = min(64, max(16, 2 * n_chains // len(modes.maps)))
         refine = as_they_are if len(modes.maps) > 1 or known.settings.effort == "high" else None
         parts = []
         for mode, w in zip(modes.maps, modes.weights.tolist(), strict=True):

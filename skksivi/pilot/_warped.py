@@ -22,8 +22,8 @@ from skksivi.pilot._profile import profiled
 from skksivi.score._errors import DIVERGED
 from skksivi.score._score import Score
 
-#: The stages of chains in warped coordinates, and of many features.
-STAGES, STAGES_OF_MANY = (40, 80), (40, 80, 160)
+#: The stages of chains in warped coordinates.
+STAGES = (40, 80)
 
 
 def around_start(score_fn: Score, start: Tensor, generator: torch.Generator) -> Tensor:
@@ -52,7 +52,7 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
     moves.
     """
     has_many = x.shape[1] >= MANY_FEATURES
-    stages, most = STAGES_OF_MANY if has_many else STAGES, THRESHOLDS.moved[has_many]
+    stages, most = (40, 80, 160) if has_many else STAGES, THRESHOLDS.moved[has_many]
     was_profiled = False
     try:
         for _ in range(4):

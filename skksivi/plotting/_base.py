@@ -33,8 +33,6 @@ FAINT = "0.6"
 #: Probabilities that contours enclose.
 MASSES = (0.5, 0.9, 0.99)
 
-#: How often a box is widened until it holds the mass of a target.
-MAX_WIDENINGS = 6
 
 #: Draws that estimators are asked for.
 N_DRAWS = 10_000
@@ -214,7 +212,7 @@ def box_and_levels(samples: Sequence[np.ndarray], target: HasLogProb | None = No
     """
     low, high = np.quantile(np.concatenate(list(samples)), [0.001, 0.999], axis=0)
     levels = np.empty(0)
-    for _ in range(MAX_WIDENINGS):
+    for _ in range(6):
         if target is None:
             break
         width = np.maximum(high - low, 1e-9)

@@ -32,12 +32,6 @@ if TYPE_CHECKING:
 #: Coordinates that are shown unless some are named.
 MAX_FEATURES = 4
 
-#: Bins of a coordinate.
-N_BINS = 40
-
-#: Probabilities that the contours of a pair enclose.
-PAIR_MASSES = (0.5, 0.95)
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class MarginalsDisplay(OfDraws):
@@ -175,7 +169,7 @@ class MarginalsDisplay(OfDraws):
         for c in columns:
             low, high = np.quantile(np.concatenate([X[:, c] for X in shown]), [0.001, 0.999])
             margin = 0.15 * max(high - low, 1e-9)
-            edges[c] = np.linspace(low - margin, high + margin, N_BINS + 1)
+            edges[c] = np.linspace(low - margin, high + margin, 40 + 1)
         return edges
 
     def _fill(
@@ -225,11 +219,7 @@ def _contours(ax: Axes, X: np.ndarray, edges: tuple[np.ndarray, np.ndarray], col
     if not density.any():  # all draws are elsewhere
         return
     x, y = ((e[1:] + e[:-1]) / 2 for e in edges)
-    ax.contour(x, y, density.T, levels=enclosing_levels(density, PAIR_MASSES), colors=colour, linewidths=1.2)
-
-
-#: Height that the intervals of a row share, of the distance between rows.
-HEIGHT = 0.6
+    ax.contour(x, y, density.T, levels=enclosing_levels(density, (0.5, 0.95)), colors=colour, linewidths=1.2)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -360,7 +350,8 @@ class ForestDisplay(OfDraws):
         ax = own_axes(ax, (6.4, 0.8 + 0.16 * len(shown) * (1 + len(layers))))
         self.ax_, self.figure_ = ax, ax.figure
         rows = np.arange(len(shown), dtype=float)
-        shifts = HEIGHT * ((np.arange(len(layers)) + 0.5) / len(layers) - 0.5)
+        # of the distance between rows, which its intervals share
+        shifts = 0.6 * ((np.arange(len(layers)) + 0.5) / len(layers) - 0.5)
         self.medians_: list[Line2D] = []
         self.lines_: list[tuple[LineCollection, LineCollection]] = []
         for (name, _, colour), shift, ends in zip(layers, shifts, self.intervals_, strict=True):

@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.collections import PolyCollection
     from matplotlib.lines import Line2D
 
-#: Blocks of iterations whose means are drawn.
-N_BLOCKS = 100
-
-#: Ratio of the largest to the last block from which the axis is logarithmic beyond the noise.
-WIDE = 30
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LossDisplay:
@@ -154,7 +148,7 @@ class LossDisplay:
 
 def _block_means(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return middles and means of up to 100 blocks of iterations, less what is not finite."""
-    blocks = np.array_split(np.arange(len(losses)), min(N_BLOCKS, max(1, len(losses))))
+    blocks = np.array_split(np.arange(len(losses)), min(100, max(1, len(losses))))
     finite = [block[np.isfinite(losses[block])] for block in blocks]
     finite = [block for block in finite if len(block)]
     return np.array([block.mean() + 1 for block in finite]), np.array([losses[block].mean() for block in finite])
@@ -167,7 +161,7 @@ def _set_scale(ax: Axes, losses: np.ndarray, means: np.ndarray) -> None:
         return
     last = finite[-max(1, len(finite) // 5) :]
     small = max(abs(means[-1]), last.std())
-    if means.max() > WIDE * small > 0:
+    if means.max() > 30 * small > 0:
         if finite.min() > 0:
             ax.set_yscale("log")
         else:

@@ -13,27 +13,6 @@ from skksivi.score._errors import Doubt
 from skksivi.score._probe import scattered_points
 from skksivi.score._score import Score
 
-#: Distances from an interior point at which a bound is sought, in units of 1 + |x_j|.
-REACHES = (1.0, 10.0, 100.0)
-
-#: The lowest and the highest points of a coordinate that must all be outside if it may have a bound there.
-N_EXTREME = 5
-
-#: The largest coordinate of a trial point; farther out numbers may overflow, so that a gradient tells nothing.
-NOT_FAR = 5.0
-
-#: The fewest trial points at which a gradient is not finite that are no accident of rounding.
-N_BROKEN = 3
-
-#: Largest number of coordinates that are checked.
-MAX_SUSPECTS = 64
-
-#: Bisection steps to locate a bound, and points on the way there.
-N_HALVINGS, N_BETWEEN = 40, 64
-
-#: Largest fall of the log-density on the way to a real bound; a larger one is floating-point underflow.
-MAX_DROP = 25.0
-
 
 class Bound(NamedTuple):
     """Where the density ends along a coordinate, infinite where it does not."""
@@ -89,8 +68,9 @@ def _of_gradient(tried: Tried) -> str | None:
     x, log_p = tried.x, tried.log_p
     top = log_p.where(tried.has_score, -math.inf).nan_to_num(-math.inf, -math.inf, -math.inf).max()
     # far below it, where exp(-745) is zero, so is a rate, and what divides by it is lost
-    broken = log_p.isfinite() & ~tried.has_score & (x.abs().amax(1) <= NOT_FAR) & (log_p > top - 745)
-    if not top.isfinite() or broken.sum() < N_BROKEN:
+    # farther out numbers may overflow, so that a gradient tells nothing
+    broken = log_p.isfinite() & ~tried.has_score & (x.abs().amax(1) <= 5.0) & (log_p > top - 745)
+    if not top.isfinite() or broken.sum() < 3:  # fewer may be an accident of rounding
         return None
     point = x[broken][0].tolist()
     return (
@@ -139,7 +119,7 @@ def find_bounds(score: Score, near: Tensor | None = None, tried: Tried | None = 
     double = score.double
     x, _, _, inside = Tried.of(double, scattered_points(double, near)) if tried is None else tried
     start, is_inside = x[inside.sum(1).argmax()], inside[inside.sum(1).argmax()]
-    suspects = (_ends(x, inside) & is_inside).nonzero()[:MAX_SUSPECTS, 0].tolist()
+    suspects = (_ends(x, inside) & is_inside).nonzero()[:64, 0].tolist()
     found = [(j, _end(score, start, j, -1.0), _end(score, start, j, 1.0)) for j in suspects]
     return [Bound(j, low[0], high[0]) for j, low, high in found if low[1] or high[1]]
 
@@ -147,7 +127,8 @@ def find_bounds(score: Score, near: Tensor | None = None, tried: Tried | None = 
 def _ends(x: Tensor, inside: Tensor) -> Tensor:
     """Tell for each coordinate (d,) whether its lowest or its highest points (n, d) are all outside."""
     outside = (~inside).gather(0, x.argsort(0))
-    return outside[:N_EXTREME].all(0) | outside[-N_EXTREME:].all(0)
+    n_extreme = 5  # all of these are outside if the coordinate has a bound there
+    return outside[:n_extreme].all(0) | outside[-n_extreme:].all(0)
 
 
 def _end(score: Score, start: Tensor, j: int, side: float) -> tuple[float, bool]:
@@ -162,12 +143,12 @@ def _end(score: Score, start: Tensor, j: int, side: float) -> tuple[float, bool]
     def is_inside(score: Score, to: Tensor) -> Tensor:
         return Tried.of(score, moved(to)).inside[:, j]
 
-    reach = start[j] + side * start.new_tensor(REACHES) * (1 + start[j].abs())
+    reach = start[j] + side * start.new_tensor((1.0, 10.0, 100.0)) * (1 + start[j].abs())
     reached = is_inside(double, reach)
     if reached[-1]:
         return side * math.inf, False
     within, beyond = start[j], reach[int(reached.sum())]
-    for _ in range(N_HALVINGS):
+    for _ in range(40):
         middle = (within + beyond) / 2
         if is_inside(double, middle[None])[0]:
             within = middle
@@ -183,8 +164,9 @@ def _matters(slope: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -> b
 
     Towards a bound it falls at most as a power of the distance, elsewhere exponentially.
     """
-    between = start + (end - start) * torch.arange(N_BETWEEN).to(start) / N_BETWEEN
+    n_between = 64
+    between = start + (end - start) * torch.arange(n_between).to(start) / n_between
     log_p = torch.cumulative_trapezoid(slope(between), between)
     rest = 1e-6 * (end - start)
     last = (slope((end - rest)[None])[0] * rest).abs()
-    return bool(log_p.max() - log_p[-1] + last < MAX_DROP)
+    return bool(log_p.max() - log_p[-1] + last < 25.0)  # a larger fall is floating-point underflow

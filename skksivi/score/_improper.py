@@ -14,19 +14,12 @@ from skksivi.score._score import Score, ScoreFunction
 #: Features up to which directions other than the coordinates are searched; a decomposition costs O(d^3).
 MAX_FEATURES = 500
 
-#: Distances from the origin of the points at which scores are compared, the number of points, more in more dimensions
-#: up to there, and of the numbers in them beyond, and the fewest of those.
-SIZES, N_POINTS, N_NUMBERS, N_FEWEST = (1e-2, 1.0, 1e2), 40, 2**22, 12
-
-#: Distances at which the tail exponents are estimated, and how well they must agree.
-RADII, AGREEMENT = (1e4, 1e5, 1e6), 0.02
 
 #: Share of a score along a direction below which it is zero up to rounding.
 FLAT = 1e-14
 
-#: Distances at which a density must fall along a direction, and the exponent of 1 / r as which it falls at least.
-#: It may not fall on the way there either: outside of its support a score may be that of another density.
-FAR_OUT, SLOWEST, ON_THE_WAY = (1e4, 1e12), 0.5, (0.5, 1.0, 2.0, 4.0)
+#: Distances at which a density must fall along a direction.
+FAR_OUT = (1e4, 1e12)
 
 
 class ImproperError(ValueError):
@@ -68,7 +61,8 @@ def check_ends(score: Score, x: Tensor, directions: Tensor) -> None:
         There is one, so that a tube around it has infinite mass.
     """
     for v in directions[_is_endless(score, x[:1], directions)]:
-        if _is_endless(score, x, v[None], (*ON_THE_WAY, *FAR_OUT)):
+        # outside of its support a score may be that of another density
+        if _is_endless(score, x, v[None], (0.5, 1.0, 2.0, 4.0, *FAR_OUT)):
             raise ImproperError(_improper_along(score, v / v.abs().max()))
 
 
@@ -80,7 +74,8 @@ def _is_endless(score: Score, x: Tensor, directions: Tensor, at: Sequence[float]
     points = x + radii * directions[:, None]
     s = score(points.flatten(0, 2)).detach().view(points.shape)
     terms = -s * radii * directions[:, None]
-    return (terms.sum(-1) - FLAT * terms.abs().sum(-1) <= SLOWEST).all(2).all(0)
+    # it falls as 1 / r to this power at least
+    return (terms.sum(-1) - FLAT * terms.abs().sum(-1) <= 0.5).all(2).all(0)
 
 
 def _improper_along(score: Score, direction: Tensor) -> str:
@@ -123,9 +118,11 @@ def flat_direction(score: Score) -> Tensor | None:
     """
     d = score.n_features
     generator = torch.Generator().manual_seed(0)
-    n = max(N_POINTS, 2 * d) if d <= MAX_FEATURES else max(N_FEWEST, min(N_POINTS, N_NUMBERS // d))
+    n_points = 40
+    n = max(n_points, 2 * d) if d <= MAX_FEATURES else max(12, min(n_points, 2**22 // d))
     x = torch.randn(n, d, generator=generator, dtype=torch.float64)
-    x = (x * torch.tensor(SIZES, dtype=torch.float64).repeat(-(-n // len(SIZES)))[:n, None]).to(score.device)
+    sizes = (1e-2, 1.0, 1e2)  # distances from the origin
+    x = (x * torch.tensor(sizes, dtype=torch.float64).repeat(-(-n // len(sizes)))[:n, None]).to(score.device)
     S = score(x)
     x, S = x[S.isfinite().all(1)], S[S.isfinite().all(1)]
     if len(S) < min(2 * d, n // 2):
@@ -175,7 +172,7 @@ def tail_exponent(score_fn: ScoreFunction, d: int) -> float | None:
     """
     rays = torch.randn(8, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rays = rays / rays.norm(dim=1, keepdim=True)
-    slowest = exponents(score_fn, torch.zeros(d, dtype=torch.float64), rays, RADII).min().item()
+    slowest = exponents(score_fn, torch.zeros(d, dtype=torch.float64), rays, (1e4, 1e5, 1e6)).min().item()
     return slowest if math.isfinite(slowest) else None
 
 
@@ -184,5 +181,5 @@ def exponents(score_fn: ScoreFunction, x: Tensor, rays: Tensor, radii: Sequence[
     away = torch.tensor(radii).to(rays)[:, None, None] * rays
     s = score_fn(x + away.flatten(0, 1)).detach().view(away.shape)
     a = -(s * away).sum(-1)
-    is_power = ((a - a[-1]).abs() < AGREEMENT * a[-1]).all(0)
+    is_power = ((a - a[-1]).abs() < 0.02 * a[-1]).all(0)
     return a[-1].where(is_power & a[-1].isfinite(), math.inf)

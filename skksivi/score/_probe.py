@@ -30,29 +30,16 @@ from skksivi.score._score import (
     with_graph,
 )
 
-#: The rules by which products with the Jacobian are formed.
-PRODUCTS = ("auto", "autograd", "finite-difference")
-
-#: Numbers of features that are tried if the user's does not work.
-MAX_TRIED = 129
-
 #: Step of a central difference of a score in half precision.
 HALF_STEP = 10 * STEPS[torch.float32]
 
-#: Relative difference of two Jacobians above which it is not rounding.
-TOLERANCES = {torch.float32: 2e-2, torch.float64: 1e-3}
 
 #: Relative asymmetry above which a Jacobian does not belong to a gradient.
 ASYMMETRY = 2e-2
 
-#: Trial points, those of them at which Jacobians are compared, and directions there.
-N_TRIALS, N_JACOBIANS, N_DIRECTIONS = 4, 3, 16
+#: Trial points.
+N_TRIALS = 4
 
-#: Copies of the trial points that are evaluated together, to check whether rows depend on each other.
-N_CROWD = 4
-
-#: Relative difference of rows in two calls above which it is not rounding, by the step of the differences.
-COUPLING = {STEPS[torch.float64]: 1e-3, STEPS[torch.float32]: 1e-2}
 
 #: How messages refer to them.
 COUPLED = (
@@ -66,9 +53,6 @@ RANDOM = (
     "biased. If it draws a minibatch of the data, let `skksivi.targets.Minibatches` draw it; if it is a network with "
     "dropout, call its `.eval()`; else fix its seed."
 )
-
-#: Distances from the origin to which a density must have begun to fall, and directions there.
-SHELLS, N_RAYS = tuple(10.0**k for k in range(8, -1, -1)), 8
 
 
 def probe(
@@ -177,7 +161,7 @@ def _explain(score_fn: UntriedScore, x: Tensor, error: Exception) -> None:
             f"transform them to the whole line and add the logarithm of the Jacobian to log p. It said: {error}"
         ) from error
     started = time.monotonic()
-    for d in (*range(2, MAX_TRIED), 1):
+    for d in (*range(2, 129), 1):
         if time.monotonic() > started + 1:
             return
         if _answers(score_fn, x.new_zeros(len(x), d)):
@@ -267,10 +251,9 @@ def resolve(
     near : Tensor of shape (k, d), default=None
         Points near the target.
     """
-    if products not in PRODUCTS:
-        raise ValueError(
-            f"`products` of the target must be one of {', '.join(map(repr, PRODUCTS))}, got {products!r}."
-        )
+    rules = ("auto", "autograd", "finite-difference")
+    if products not in rules:
+        raise ValueError(f"`products` of the target must be one of {', '.join(map(repr, rules))}, got {products!r}.")
     function, d, score_vjp = in_type(dtype)
     score = probe(function, d, dtype=dtype, device=device, score_vjp=score_vjp)
     double = score if dtype == torch.float64 else _in_double(*in_type(torch.float64), device)
@@ -352,9 +335,10 @@ def _check_rows(score: Score, x: Tensor) -> None:
     ------
     ValueError
     """
-    n, crowd = len(x), x.repeat(N_CROWD, 1)
+    n, crowd = len(x), x.repeat(4, 1)
     in_pairs = torch.cat([score(pair) for pair in x.roll(1, 0).split(2)]).roll(-1, 0)
-    tolerance = COUPLING.get(score.step, 0.1) * in_pairs.abs().amax(0)
+    # larger differences of rows are no rounding
+    tolerance = {STEPS[torch.float64]: 1e-3, STEPS[torch.float32]: 1e-2}.get(score.step, 0.1) * in_pairs.abs().amax(0)
 
     def in_crowd() -> Tensor:
         return score(crowd)[:n]
@@ -377,12 +361,13 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
     ValueError
         Autograd was requested but is wrong, or the score's own product is wrong.
     """
-    V, points = _directions(score), x[:N_JACOBIANS]
+    V, points = _directions(score), x[:3]
 
     def differences(step: float) -> Tensor:
         return _restricted(lambda x, v: central_difference(score, x, v, step, score.units), points, V).mT
 
-    M, tolerance = differences(score.step), TOLERANCES[_precision(score)]
+    # larger differences are no rounding
+    M, tolerance = differences(score.step), {torch.float32: 2e-2, torch.float64: 1e-3}[_precision(score)]
     if not M.isfinite().any(0).any(0).all():  # along one direction a step is too far at all points
         score = replace(score, units=_units(score, points[0]))
         M = differences(score.step)
@@ -576,7 +561,7 @@ def _directions(score: Score) -> Tensor:
     """Return directions (k, d) with entries of 0 and +-1, every coordinate in one of them."""
     d = score.n_features
     signs = torch.randint(2, (d,), generator=torch.Generator().manual_seed(0), device="cpu") * 2.0 - 1
-    k, column = min(d, N_DIRECTIONS), torch.arange(d, device="cpu")
+    k, column = min(d, 16), torch.arange(d, device="cpu")
     V = torch.zeros(k, d, device="cpu").index_put((column % k, column), signs)
     return V.to(device=score.device, dtype=score.dtype)
 
@@ -620,7 +605,7 @@ def grows_outward(score: Score) -> bool:
     A density that can be normalised falls eventually along almost every ray, wherever its mass is.
     """
     generator = torch.Generator().manual_seed(0)
-    rays = torch.randn(N_RAYS, score.n_features, generator=generator, dtype=torch.float64, device="cpu")
+    rays = torch.randn(8, score.n_features, generator=generator, dtype=torch.float64, device="cpu")
     rays = torch.cat([rays, -rays])
     lengths = 1 + torch.rand(len(rays), 1, generator=generator, dtype=torch.float64, device="cpu")  # of any phase
     rays = (lengths * rays / rays.norm(dim=1, keepdim=True)).to(score.device)
@@ -630,7 +615,7 @@ def grows_outward(score: Score) -> bool:
 
 def _outward_shares(score: Score, rays: Tensor) -> Iterator[float]:
     """Yield the share of rays along which p grows, from the widest shell inwards, where enough are finite."""
-    for radius in SHELLS:
+    for radius in (10.0**k for k in range(8, -1, -1)):  # where it must have begun to fall
         try:
             slope = (score(radius * rays) * rays).sum(1)
         except (ArithmeticError, RuntimeError, ValueError):  # it need not be defined so far out

@@ -243,7 +243,8 @@ def all_modes(
 ) -> ModeMaps:
     """Return a mode and all others to which ascents lead, from points around it, around a start (d,) and elsewhere.
 
-    There are rounds of ascents, from points around all modes found so far, until one finds no other.
+    There are rounds of ascents, from points around all modes found so far, and from points that have each coordinate
+    of one of these, until one finds no other.
     """
     score_u, symmetries = mode.pull_back(score_fn), symmetries_of(score_fn, mode)
     kinds, found = [mode], [mode, *images([mode], symmetries)]
@@ -267,8 +268,16 @@ def all_modes(
         found.extend(images(found, symmetries))
         if not new or len(found) > MAX_MODES:
             break
-        u = mode.whiten(scattered(start, n_starts // 2, generator))
+        u = mode.whiten(
+            torch.cat([scattered(start, n_starts // 4, generator), crossed(found, n_starts // 4, generator)])
+        )
     return ranked(score_fn, found, generator, symmetries)._replace(symmetries=symmetries, ascents=ended, n_looks=n)
+
+
+def crossed(modes: Sequence[Affine], n: int, generator: torch.Generator) -> Tensor:
+    """Return points (n, d), each coordinate that of some mode: those of independent parts are modes themselves."""
+    m = torch.stack([a.m for a in modes])
+    return m.gather(0, torch.randint(len(m), (n, m.shape[1]), generator=generator, device=m.device))
 
 
 def _near(a: Affine, first: Affine, u: Tensor) -> Tensor:

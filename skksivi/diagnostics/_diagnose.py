@@ -62,9 +62,9 @@ def diagnose(
     "errors"
         How far a mean, standard deviation, 5% or 95% quantile read off the draws is from the posterior's, by these
         weights: the largest error in units of what is allowed, which is 0.1 standard deviations of a mean or quantile
-        and 10% of a standard deviation. Warns if one is exceeded by more than two standard errors. Includes the
-        parameters of a model in its own units. Needs reliable weights
-        and standard errors within what is allowed.
+        and 10% of a standard deviation. Warns if one is exceeded by more than a standard error, two of a quantile.
+        Includes the parameters of a model in its own units. Needs reliable weights and standard errors within what is
+        allowed.
     "outliers"
         The share of draws in regions where the target has hardly any mass: those whose whitened score
         :math:`\|L^\top s(x)\|` is longer than 99.9% of those found where Metropolis-adjusted Langevin chains, which

@@ -56,8 +56,8 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         Whether the layers are trained. "auto": a fit whose training parameters are all left alone is trained only if
         its start is not good enough; setting any of them, to whatever value, trains it. Only weighted draws tell
         that a start is good, because untrained layers move the points of the pilot; before a training it is mostly
-        too expensive, so that hierarchies are trained. The trained state is returned if it is good,
-        or its worst error is smaller than the start's; else the start, with a warning.
+        too expensive, so that hierarchies are trained. The trained state is returned or, with a warning, the start,
+        if that alone is good or its worst error is smaller beyond the noise.
     n_layers : int or "auto", default="auto"
         The T of the formula; "auto" is 5.
     bridge : {"auto", "linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="auto"

@@ -57,8 +57,9 @@ def diagnose(
         The effective sample size of 2,000 importance-weighted draws, half of them from Gaussians wider than the fit,
         see `skksivi.importance_sample`, and the share of the mass of the target p where the fit q has less than a
         tenth of its density. Warns if the weights are not reliable: an effective sample size below 30, or a k-hat,
-        the shape of the tail of the ratios, above :math:`\min(1 - 1 / \log_{10} n, 0.7)`. Needs a fit with a
-        density. For a target without `log_prob`, log p is the integral of the score along lines.
+        the shape of the tail of the ratios, above :math:`\min(1 - 1 / \log_{10} n, 0.7)`, or above one where the
+        effective sample size is at least 200. Needs a fit with a density. For a target without `log_prob`, log p is
+        the integral of the score along lines.
     "errors"
         How far a mean, standard deviation, 5% or 95% quantile read off the draws is from the posterior's, by these
         weights: the largest error in units of what is allowed, which is 0.1 standard deviations of a mean or quantile

@@ -108,8 +108,8 @@ plt.show()
 # No tails
 # --------
 #
-# A Gaussian instead of a Student t. Stein means and variances look harmless; chains that start at the draws leave
-# them outward, and the importance ratios have a heavy tail.
+# A Gaussian instead of a Student t. Stein means and variances look harmless; weighted draws, and chains that start at
+# the draws, reach farther out.
 
 q = FullRankVI(**options).fit(tails)
 report = diagnose(q, tails, random_state=0)

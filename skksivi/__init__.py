@@ -1,4 +1,4 @@
-"""Kernel semi-implicit variational inference: a fast sampler for a posterior known through its score.
+"""A fast sampler for a posterior known through its score: importance sampling and semi-implicit inference.
 
 What is named here is imported when it is first used.
 """

@@ -128,8 +128,8 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
         UserWarning
             The score seems to have the wrong sign, or not to be a gradient.
         ConvergenceWarning
-            The result may be off: chains have not converged, iterations were skipped or too few, or the draws fail
-            Stein's identities.
+            The result may be off, by its `verdict_`, or because chains have not converged or iterations were skipped
+            or too few.
         """
         self._validate_params()
         est = self._resolved()

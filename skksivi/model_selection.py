@@ -130,7 +130,7 @@ def neg_divergence_scorer(*, n_samples: int = 1000) -> Scorer:
     ----------
     n_samples : int, default=1000
         Number of draws of the estimator, at least 100. Each costs a value of its log-density and of the target's; or,
-        if the target has no `log_prob`, some 50 values of its score.
+        if the target has no `log_prob`, about ten values of its score.
 
     Returns
     -------

@@ -57,14 +57,15 @@ def diagnose(
         The effective sample size of 2,000 importance-weighted draws, half of them from Gaussians wider than the fit,
         see `skksivi.importance_sample`, and the share of the mass of the target p where the fit q has less than a
         tenth of its density. Warns if the weights are not reliable: an effective sample size below 30, or a k-hat,
-        the shape of the tail of the ratios, above :math:`\min(1 - 1 / \log_{10} n, 0.7)`. Needs a fit with a
-        density. For a target without `log_prob`, log p is the integral of the score along lines.
+        the shape of the tail of the ratios, above :math:`\min(1 - 1 / \log_{10} n, 0.7)`, or above one where the
+        effective sample size is at least 200. Needs a fit with a density. For a target without `log_prob`, log p is
+        the integral of the score along lines.
     "errors"
         How far a mean, standard deviation, 5% or 95% quantile read off the draws is from the posterior's, by these
         weights: the largest error in units of what is allowed, which is 0.1 standard deviations of a mean or quantile
-        and 10% of a standard deviation. Warns if one is exceeded by more than two standard errors. Includes the
-        parameters of a model in its own units. Needs reliable weights
-        and standard errors within what is allowed.
+        and 10% of a standard deviation. Warns if one is exceeded by more than a standard error, two of a quantile.
+        Includes the parameters of a model in its own units. Needs reliable weights and standard errors within what is
+        allowed.
     "outliers"
         The share of draws in regions where the target has hardly any mass: those whose whitened score
         :math:`\|L^\top s(x)\|` is longer than 99.9% of those found where Metropolis-adjusted Langevin chains, which

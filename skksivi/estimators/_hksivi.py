@@ -41,12 +41,12 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         \mu_t(x) = x + \bar\mu_t(x) + \tfrac12 \sigma_{\mathrm{ini}}^2 \odot s_t(x),
 
     with networks :math:`\bar\mu_t` that start at zero, so that training starts at a Langevin chain along the bridge
-    :math:`s_t = (1 - \lambda_t) s_{\mathrm{base}} + \lambda_t s_p`. It is trained by minimising Eq. (36) of the paper
-    (Cheng et al., 2024),
+    :math:`s_t = (1 - \lambda_t) s_{\mathrm{base}} + \lambda_t s_p`. Each layer is trained by its own term of Eq. (36)
+    of the paper (Cheng et al., 2024),
 
-    .. math:: \sum_t \beta(t)\, \mathrm{KSD}(q_t \| p_t)^2, \quad \nabla \log p_t = s_t,
+    .. math:: \sum_t \beta(t)\, \mathrm{KSD}(q_t \| p_t)^2, \quad \nabla \log p_t = s_t.
 
-    and keeps distant modes and long tails that one layer loses. Draws of the last layer are the draws of the fit.
+    It keeps distant modes and long tails that one layer loses. Draws of the last layer are the draws of the fit.
     Because the score is part of the sampler, `sample` calls it; a fitted estimator can be pickled if the score can,
     and files of `skksivi.save` are loaded with ``load(path, score_fn=...)``.
 
@@ -56,8 +56,8 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         Whether the layers are trained. "auto": a fit whose training parameters are all left alone is trained only if
         its start is not good enough; setting any of them, to whatever value, trains it. Only weighted draws tell
         that a start is good, because untrained layers move the points of the pilot; before a training it is mostly
-        too expensive, so that hierarchies are trained. The trained state is returned if it is good,
-        or its worst error is smaller than the start's; else the start, with a warning.
+        too expensive, so that hierarchies are trained. The trained state is returned or, with a warning, the start,
+        if that alone is good or its worst error is smaller beyond the noise.
     n_layers : int or "auto", default="auto"
         The T of the formula; "auto" is 5.
     bridge : {"auto", "linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="auto"

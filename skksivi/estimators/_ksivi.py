@@ -33,7 +33,7 @@ from skksivi.training._loop import Objective, Scheduled
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class KSIVIApproximator(SteinTrained[SemiImplicit]):
-    r"""Fit a sampler to a posterior known by its score, by kernel semi-implicit variational inference.
+    r"""Fit a sampler to a posterior known by its score: a Gaussian mixture or, where needed, a trained network.
 
     The fitted distribution is semi-implicit,
 
@@ -55,8 +55,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         training parameters are `kernel`,
         `bandwidth`, `gradient_estimator`, `latent_dim`, `hidden_layer_sizes`, `mixing`, `scale`, `initial_scale`,
         `batch_size`, `learning_rate`, `optimizer`, `annealing` and `terms`. A start without a pilot is always
-        trained, unless `train` is False. The trained state is returned if it is good, or its worst error is
-        smaller than the start's; else the start, with a warning.
+        trained, unless `train` is False. The trained state is returned or, with a warning, the start, if that alone
+        is good or its worst error is smaller beyond the noise.
     kernel : {"auto", "gaussian", "imq", "laplace", "riesz"} or Kernel, default="auto"
         The kernel k, by name or as an object of `skksivi.kernels`; "auto" is "gaussian".
     bandwidth : float, "median", "auto" or None, default="auto"

@@ -143,7 +143,7 @@ def expectation(
     target : Target, callable, or array-like of the shape of the draws
         The target of the fit, its score function, or the scores of the draws. With `skksivi.targets.Minibatches` all
         of the data are used. Where a fit is weighted and the target has no `log_prob`, log p is the integral of its
-        score, at seven points per draw, or some 50 where these do not do.
+        score, at about ten points per draw, or some 50 where these do not do.
     f : callable, default=None
         Maps draws (n, n_features), a float64 array, or a tensor if `est` is one, to values (n, ...). None is the
         identity, for means.

@@ -40,8 +40,8 @@ def importance_sample(
     Half of the draws are the fit's. The others come from Gaussians with its mean that are wider, in all directions or
     along one coordinate, so that a halo or a tail that the fit lacks is found and no ratio is far from the rest. The
     ratios of p to the density of all draws are smoothed by the generalised Pareto distribution of their tail. For a
-    target without `log_prob`, log p is the integral of its score along lines from a mode, at seven points
-    per draw, or some 50 where these do not do.
+    target without `log_prob`, log p is the integral of its score along lines from a mode, at about ten
+    points per draw, or some 50 where these do not do.
 
     Parameters
     ----------

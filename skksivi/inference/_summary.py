@@ -200,7 +200,7 @@ def summary(
     quantiles : sequence of float, default=(0.05, 0.5, 0.95)
         Their levels, rising, strictly between 0 and 1.
     n_samples : int, default=1000
-        How many weighted draws, at least 100. Each takes a value of `log_prob`, or some 50 scores if the target has
+        How many weighted draws, at least 100. Each takes a value of `log_prob`, or about ten scores if the target has
         none, and for the density of a hierarchy some 1,000 scores more. Standard errors fall as the root of the
         number. Each parameter takes some 5 milliseconds: 2,000 of them take 10 seconds.
     random_state : int, RandomState or None, default=None

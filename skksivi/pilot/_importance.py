@@ -168,7 +168,7 @@ def refined_pilot(
         except BudgetError:
             break
         if found is None:
-            reason = f"less than {plan.least_share:.0%} of the draws by importance count"
+            reason = f"an effective sample size below {plan.least_share:.0%} of the draws"
             break
         draws, divergence = found
         near = limit_of_divergence(divergence, pilot.x.shape[1], i + 1)

@@ -27,7 +27,7 @@ from skksivi.estimators._refit import gains, lacks, refitted, with_lost_part
 from skksivi.estimators._start import N_RESERVED, Start, find_coordinates
 from skksivi.estimators._trained import F, Trained
 from skksivi.estimators._verdict import Judge, WhenGood, allows_moves, recentred, trained_fit, watch_of
-from skksivi.families._samplers import InU, Layer
+from skksivi.families._samplers import Layer, WhitenedSampler
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, MixingLike
@@ -248,7 +248,9 @@ class SteinTrained(Trained, Generic[F]):
         n_values = int(self.batch_size) * len(np.asarray(found.report["loss_curve_"]))
         return judged(found, target, start.seed, n_values, self._max_score_calls())[0]
 
-    def _watches(self, target: Score, judge: Judge, start: Start[F], sampler: InU, family: F) -> list[Watch]:
+    def _watches(
+        self, target: Score, judge: Judge, start: Start[F], sampler: WhitenedSampler, family: F
+    ) -> list[Watch]:
         """Return the rule for comparing states, none if they are not compared."""
         stopping, guards, noisy = plateau_of(self.early_stopping), self._guards(start), target.minibatch is not None
         if guards and start.continues:  # a target that has moved must be followed
@@ -287,7 +289,7 @@ class SteinTrained(Trained, Generic[F]):
         """Return a new family and the penalty that ties it to the pilot."""
 
     @abstractmethod
-    def _sampler_of(self, score: Score, start: Start[F]) -> Callable[[F], InU]:
+    def _sampler_of(self, score: Score, start: Start[F]) -> Callable[[F], WhitenedSampler]:
         """Return the map of a family to its sampler."""
 
     @abstractmethod

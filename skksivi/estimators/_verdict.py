@@ -17,7 +17,7 @@ from skksivi.estimators._fingerprint import answers_at
 from skksivi.estimators._judge import of_weights, surely_good
 from skksivi.estimators._start import Start
 from skksivi.estimators._trained import F
-from skksivi.families._samplers import InU, Layer
+from skksivi.families._samplers import Layer, WhitenedSampler
 from skksivi.families._weights import weighted_draws
 from skksivi.parameters import Plateau
 from skksivi.pilot._mixture import MOST_FEATURES
@@ -50,7 +50,7 @@ class WhenGood(Generic[F]):
 
     every, at_end = LOOK_EVERY, False
 
-    def __init__(self, sampler_of: Callable[[F], InU], score: Score, seed: int) -> None:
+    def __init__(self, sampler_of: Callable[[F], WhitenedSampler], score: Score, seed: int) -> None:
         self.sampler_of = sampler_of
         self.score = score
         self.seed = seed
@@ -83,17 +83,17 @@ class Judge(NamedTuple):
         return cls(start.whitening.straighten(target), start.whitening.map, start.seed)
 
     @torch.no_grad()
-    def accepts(self, sampler: InU) -> bool:
+    def accepts(self, sampler: WhitenedSampler) -> bool:
         """Tell whether the draws of a sampler may be from the target, by Stein's identities."""
         y = self.map.unwhiten(self.draws(sampler))
         s = self.score.double(y)
         return bool(s.isfinite().all()) and agree(y, s)
 
-    def draws(self, sampler: InU) -> Tensor:
+    def draws(self, sampler: WhitenedSampler) -> Tensor:
         """Return draws u (n, d) of a sampler."""
         return sampler.sample_in_u(N_MONITOR_DRAWS, self._noise())
 
-    def reference(self, sampler: InU) -> Tensor:
+    def reference(self, sampler: WhitenedSampler) -> Tensor:
         """Return draws u (n, d) of the distribution that the states of a sampler must stay near."""
         return sampler.reference_in_u(N_MONITOR_DRAWS, self._noise())
 
@@ -106,7 +106,7 @@ class Judge(NamedTuple):
 
 
 @torch.no_grad()
-def watch_of(judge: Judge, sampler: InU, stopping: Plateau | None, *, guards: bool, noisy: bool) -> Watch:
+def watch_of(judge: Judge, sampler: WhitenedSampler, stopping: Plateau | None, *, guards: bool, noisy: bool) -> Watch:
     """Return the rule for comparing states.
 
     A guarded state is kept if it has the smallest discrepancy among the states whose moments stay near the start's,
@@ -116,7 +116,7 @@ def watch_of(judge: Judge, sampler: InU, stopping: Plateau | None, *, guards: bo
     Parameters
     ----------
     judge : Judge
-    sampler : InU
+    sampler : WhitenedSampler
         It uses the family as it is trained.
     stopping : Plateau or None
     guards : bool
@@ -191,7 +191,12 @@ def remark_of(watch: Watch, best_iter: int, n_before: int) -> str | None:
 
 
 def trained_fit(
-    done: Minimised, watches: list[Watch], sampler_of: Callable[[F], InU], family: F, start: Start[F], made_by: str
+    done: Minimised,
+    watches: list[Watch],
+    sampler_of: Callable[[F], WhitenedSampler],
+    family: F,
+    start: Start[F],
+    made_by: str,
 ) -> Fit:
     """Return the fit at the end of a training, in the best state that was seen."""
     past, n_before = start.past, len(start.past.losses)

@@ -145,7 +145,7 @@ def _converged(
     score_u: DifferentiableScore,
     start: Components,
     generator: torch.Generator,
-    doubt: Callable[[Tensor], bool] | None = None,
+    doubt: Callable[[Tensor], bool] | None,
 ) -> PilotPoints | None:
     """Return points by importance from a mixture that is fitted to them again and again, None if few of them count or
     the first ones raise no doubt about what is known.

@@ -21,9 +21,9 @@ from skksivi.coordinates._composed import score_for_training
 from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
 from skksivi.estimators._fingerprint import answers_at
-from skksivi.estimators._judge import Judged, better, is_better, judged
+from skksivi.estimators._judge import Judged, better, judged
 from skksivi.estimators._objective import ObjectiveEstimate, rate_of_kl, squared_ksd
-from skksivi.estimators._refit import gains, lacks, refitted, with_lost_part
+from skksivi.estimators._refit import improves, lacks_mass, refitted, with_lost_part
 from skksivi.estimators._start import N_RESERVED, Start, find_coordinates
 from skksivi.estimators._trained import F, Trained
 from skksivi.estimators._verdict import Judge, WhenGood, allows_moves, recentred, trained_fit, watch_of
@@ -160,36 +160,36 @@ class SteinTrained(Trained, Generic[F]):
         found, by = judged(found, target, start.seed, len(start.past.losses) * int(self.batch_size))
         run.keep(found)
         for _ in range(3):
-            ends = run.tally.is_spent or run.tally.fault is not None
-            can_be = isinstance(found.sampler, Layer) and self._is_at_pilot(start) and not ends
-            if by.sample is None or not can_be or (by.verdict.good and not lacks(by.sample, start.family)):
-                break
             try:
-                other = self._other_start(start, target, by, run)
+                other = self._other_start(start, found, by, target, run)
                 if other is None:
                     break
-                fit, again = judged(other.fit(self._sampler_of(target, other)), target, start.seed, 0)
+                fit, by_other = judged(other.fit(self._sampler_of(target, other)), target, start.seed, 0)
             except (*DIVERGED, BudgetError):
                 break
-            rows = again.sample if by.verdict.good else by.sample  # others than a part was made of
-            is_right = again.verdict.good if by.verdict.good else is_better(again.verdict, by.verdict)
-            if rows is None or not (is_right and gains(fit.sampler, found.sampler, rows)):
+            if not improves(fit, by_other, found, by):
                 break
-            start, found, by = other, run.keep(fit), again
+            start, found, by = other, run.keep(fit), by_other
         return start, found
 
-    def _other_start(self, start: Start[F], target: Score, by: Judged, run: Run) -> Start[F] | None:
-        """Return a start with a Gaussian for the little mass that a good one lacks, or refitted to weighted draws."""
-        if by.sample is None:
+    def _other_start(self, start: Start[F], found: Fit, by: Judged, target: Score, run: Run) -> Start[F] | None:
+        """Return a start with a Gaussian for the little mass that a good one lacks, or refitted to weighted
+        draws; None if there is nothing to repair, or no calls of the score are left for it.
+        """
+        can_be = isinstance(found.sampler, Layer) and self._is_at_pilot(start)
+        if by.sample is None or not can_be or run.tally.is_spent or run.tally.fault is not None:
             return None
         if by.verdict.good:
+            if not lacks_mass(start.family, by.sample):
+                return None
             return start._replace(family=with_lost_part(start.family, start.whitening, by.sample))
-        moved = refitted(start.whitening, target, by.sample, run.generator)
-        if moved is None:
+        refit = refitted(start.whitening, target, by.sample, run.generator)
+        if refit is None:
             return None
-        family, penalty = self._family(moved[0].straighten(target), *moved, run.generator)
+        whitening, points = refit
+        family, penalty = self._family(whitening.straighten(target), whitening, points, run.generator)
         return start._replace(
-            whitening=moved[0], family=family, penalty=penalty, answers=answers_at(target, moved[0])
+            whitening=whitening, family=family, penalty=penalty, answers=answers_at(target, whitening)
         )
 
     def _compares(self, start: Start[F], run: Run) -> bool:
@@ -206,15 +206,14 @@ class SteinTrained(Trained, Generic[F]):
         """
         if self.train is False or run.tally.is_spent:
             return False
-        is_asked, chains = self.train is True or not self._is_at_pilot(start), chains_of(self.whiten)
-        if run.tally.fault is not None and isinstance(found.sampler, Layer) and not is_asked:
-            return False
+        if self.train is True or not self._is_at_pilot(start):
+            return True
+        is_layer, chains = isinstance(found.sampler, Layer), chains_of(self.whiten)
+        least = Grade.CHAINS_AGREE if is_layer else Grade.RELIABLE_WEIGHTS  # several layers move points
+        is_good = cast("Verdict", found.report["verdict_"]).grade >= least
         is_quick = chains is not None and chains.effort == "low"
-        verdict = cast("Verdict", found.report["verdict_"])
-        least = (
-            Grade.CHAINS_AGREE if isinstance(found.sampler, Layer) else Grade.RELIABLE_WEIGHTS
-        )  # layers move points
-        return is_asked or not (verdict.grade >= least or is_quick or found.sampler.n_features > MAX_FEATURES)
+        has_fault = is_layer and run.tally.fault is not None
+        return not (is_good or is_quick or has_fault or found.sampler.n_features > MAX_FEATURES)
 
     def _train(self, target: Score, start: Start[F], saved: NoCheckpoint, before: Fit, run: Run) -> Fit:
         """Return the fit of a training, or the one before it if that is clearly better."""

@@ -30,10 +30,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 REFERENCE_COLOUR = "0.25"
 FAINT = "0.6"
 
-#: Probabilities that contours enclose.
-MASSES = (0.5, 0.9, 0.99)
-
-
 #: Draws that estimators are asked for.
 N_DRAWS = 10_000
 
@@ -219,7 +215,7 @@ def box_and_levels(samples: Sequence[np.ndarray], target: HasLogProb | None) -> 
         width = np.maximum(high - low, 1e-9)
         x, y, log_density = log_density_on_grid(target, _box(low - width / 2, high + width / 2))
         top = log_density.max()
-        least, *masses = np.log(enclosing_levels(np.exp(log_density - top), (0.999, *MASSES))) + top
+        least, *masses = np.log(enclosing_levels(np.exp(log_density - top), (0.999, 0.99, 0.9, 0.5))) + top
         levels = np.array(masses or [least])  # one where all the mass is in one cell
         rows, columns = np.nonzero(log_density >= least)
         before = low, high

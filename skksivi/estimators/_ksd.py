@@ -25,8 +25,8 @@ from skksivi.estimators._judge import Judged, better, judged
 from skksivi.estimators._objective import ObjectiveEstimate, rate_of_kl, squared_ksd
 from skksivi.estimators._refit import improves, lacks_mass, refitted, with_lost_part
 from skksivi.estimators._start import N_RESERVED, Start, find_coordinates
+from skksivi.estimators._states import Comparison, WhenGood, allows_moves, recentred, trained_fit, watch_of
 from skksivi.estimators._trained import F, Trained
-from skksivi.estimators._verdict import Judge, WhenGood, allows_moves, recentred, trained_fit, watch_of
 from skksivi.families._samplers import Layer, WhitenedSampler
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.kernels import Kernel, resolve_kernel
@@ -217,9 +217,9 @@ class SteinTrained(Trained, Generic[F]):
 
     def _train(self, target: Score, start: Start[F], saved: NoCheckpoint, before: Fit, run: Run) -> Fit:
         """Return the fit of a training, or the one before it if that is clearly better."""
-        judge, sampler_of = Judge.of(target, start), self._sampler_of(target, start)
+        comparison, sampler_of = Comparison.of(target, start), self._sampler_of(target, start)
         family = copy.deepcopy(start.family)
-        watches = self._watches(target, judge, start, sampler_of(family), family)
+        watches = self._watches(target, comparison, start, sampler_of(family), family)
         by_path = self.gradient_estimator == "path"
         if by_path and start.memory is None:
             start = start._replace(memory=Memory.empty(next(family.parameters()).detach()))
@@ -248,15 +248,15 @@ class SteinTrained(Trained, Generic[F]):
         return judged(found, target, start.seed, n_values, self._max_score_calls())[0]
 
     def _watches(
-        self, target: Score, judge: Judge, start: Start[F], sampler: WhitenedSampler, family: F
+        self, target: Score, comparison: Comparison, start: Start[F], sampler: WhitenedSampler, family: F
     ) -> list[Watch]:
         """Return the rule for comparing states, none if they are not compared."""
         stopping, guards, noisy = plateau_of(self.early_stopping), self._guards(start), target.minibatch is not None
         if guards and start.continues:  # a target that has moved must be followed
-            guards = judge.accepts(sampler)
+            guards = comparison.accepts(sampler)
         if keeps_last(self.early_stopping) or (stopping is None and not guards and not noisy):
             return []
-        found = watch_of(judge, sampler, stopping, guards=guards, noisy=noisy)
+        found = watch_of(comparison, sampler, stopping, guards=guards, noisy=noisy)
         if guards or noisy:
             found.look(family, 0)
         return [found]
@@ -308,11 +308,11 @@ class SteinTrained(Trained, Generic[F]):
         if not self._continues():
             return self._new_start(score_fn, target, generator, self.init)
         start: Start[F] = Start.from_fit(self, score_fn, generator.initial_seed())
-        judge = Judge.of(score_fn, start)
+        comparison = Comparison.of(score_fn, start)
         sampler = self._sampler_of(score_fn, start)(start.family)
-        if start.past.same_target or judge.accepts(sampler) or not isinstance(self.whiten, str | Pilot):
+        if start.past.same_target or comparison.accepts(sampler) or not isinstance(self.whiten, str | Pilot):
             return start
-        x = start.whitening.push_forward(judge.draws(sampler))[:16]
+        x = start.whitening.push_forward(comparison.draws(sampler))[:16]
         near = x[score_fn.double(x).isfinite().all(1)]
         moved = self._new_start(score_fn, target, generator, as_array(near) if len(near) else self.init, start)
         return moved._replace(past=start.past)

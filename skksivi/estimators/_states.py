@@ -62,7 +62,7 @@ class WhenGood(Generic[F]):
         return sample is not None and surely_good(of_weights(sample, self.score), sample)
 
 
-class Judge(NamedTuple):
+class Comparison(NamedTuple):
     """Compares states of a training by draws from the same noise.
 
     Attributes
@@ -79,7 +79,7 @@ class Judge(NamedTuple):
     seed: int
 
     @classmethod
-    def of(cls, target: Score, start: Start[F]) -> Judge:
+    def of(cls, target: Score, start: Start[F]) -> Comparison:
         return cls(start.whitening.straighten(target), start.whitening.map, start.seed)
 
     @torch.no_grad()
@@ -106,7 +106,9 @@ class Judge(NamedTuple):
 
 
 @torch.no_grad()
-def watch_of(judge: Judge, sampler: WhitenedSampler, stopping: Plateau | None, *, guards: bool, noisy: bool) -> Watch:
+def watch_of(
+    comparison: Comparison, sampler: WhitenedSampler, stopping: Plateau | None, *, guards: bool, noisy: bool
+) -> Watch:
     """Return the rule for comparing states.
 
     A guarded state is kept if it has the smallest discrepancy among the states whose moments stay near the start's,
@@ -115,7 +117,7 @@ def watch_of(judge: Judge, sampler: WhitenedSampler, stopping: Plateau | None, *
 
     Parameters
     ----------
-    judge : Judge
+    comparison : Comparison
     sampler : WhitenedSampler
         It uses the family as it is trained.
     stopping : Plateau or None
@@ -124,22 +126,24 @@ def watch_of(judge: Judge, sampler: WhitenedSampler, stopping: Plateau | None, *
     noisy : bool
         Whether the training uses minibatches.
     """
-    score = judge.score
-    discrepancy = FixedKernelKSD(score.double, score.n_features, score.device, judge.map)
-    reference, noise = judge.reference(sampler), 0.0
+    score = comparison.score
+    discrepancy = FixedKernelKSD(score.double, score.n_features, score.device, comparison.map)
+    reference, noise = comparison.reference(sampler), 0.0
     if guards or noisy:
-        values = [_value(discrepancy, judge.map.unwhiten(u)) for u in judge.draws(sampler).split(N_JUDGED_DRAWS)]
+        values = [
+            _value(discrepancy, comparison.map.unwhiten(u)) for u in comparison.draws(sampler).split(N_JUDGED_DRAWS)
+        ]
         # a squared discrepancy per feature that does not matter
         noise = 0.0025 * score.n_features + 2 * float(np.std([v for v in values if math.isfinite(v)] or 0.0))
-    at_start = judge.error(judge.draws(sampler)[:N_JUDGED_DRAWS]) if noisy else 0.0
+    at_start = comparison.error(comparison.draws(sampler)[:N_JUDGED_DRAWS]) if noisy else 0.0
 
     @torch.no_grad()
     def look(_: nn.Module) -> tuple[float, Acceptable]:
-        u = judge.draws(sampler)
+        u = comparison.draws(sampler)
         some, verdict = u[:N_JUDGED_DRAWS], departure(u, reference)
-        value = _value(discrepancy, judge.map.unwhiten(some))
+        value = _value(discrepancy, comparison.map.unwhiten(some))
         if noisy and (verdict.accepted or not guards):
-            return value, Worsening(judge.error(some), at_start)
+            return value, Worsening(comparison.error(some), at_start)
         return value, verdict
 
     return Watch(look, stopping, every=LOOK_EVERY, keeps_best=guards or noisy, noise=noise)

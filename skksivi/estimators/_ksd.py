@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import ClassVar, Generic, Self, cast
@@ -25,7 +25,7 @@ from skksivi.estimators._judge import Judged, better, judged
 from skksivi.estimators._objective import ObjectiveEstimate, rate_of_kl, squared_ksd
 from skksivi.estimators._refit import improves, lacks_mass, refitted, with_lost_part
 from skksivi.estimators._start import N_RESERVED, Start, find_coordinates
-from skksivi.estimators._states import Comparison, WhenGood, allows_moves, recentred, trained_fit, watch_of
+from skksivi.estimators._states import Comparison, SamplerOf, WhenGood, allows_moves, recentred, trained_fit, watch_of
 from skksivi.estimators._trained import F, Trained
 from skksivi.families._samplers import Layer, WhitenedSampler
 from skksivi.judge._verdict import Grade, Verdict
@@ -288,7 +288,7 @@ class SteinTrained(Trained, Generic[F]):
         """Return a new family and the penalty that ties it to the pilot."""
 
     @abstractmethod
-    def _sampler_of(self, score: Score, start: Start[F]) -> Callable[[F], WhitenedSampler]:
+    def _sampler_of(self, score: Score, start: Start[F]) -> SamplerOf[F]:
         """Return the map of a family to its sampler."""
 
     @abstractmethod

@@ -34,6 +34,10 @@ N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
 LOOK_EVERY = 500
 
 
+#: Gives the sampler of a family.
+SamplerOf = Callable[[F], WhitenedSampler]
+
+
 # During a training
 
 
@@ -50,7 +54,7 @@ class WhenGood(Generic[F]):
 
     every, at_end = LOOK_EVERY, False
 
-    def __init__(self, sampler_of: Callable[[F], WhitenedSampler], score: Score, seed: int) -> None:
+    def __init__(self, sampler_of: SamplerOf[F], score: Score, seed: int) -> None:
         self.sampler_of = sampler_of
         self.score = score
         self.seed = seed
@@ -130,9 +134,8 @@ def watch_of(
     discrepancy = FixedKernelKSD(score.double, score.n_features, score.device, comparison.map)
     reference, noise = comparison.reference(sampler), 0.0
     if guards or noisy:
-        values = [
-            _value(discrepancy, comparison.map.unwhiten(u)) for u in comparison.draws(sampler).split(N_JUDGED_DRAWS)
-        ]
+        parts = comparison.draws(sampler).split(N_JUDGED_DRAWS)
+        values = [_value(discrepancy, comparison.map.unwhiten(u)) for u in parts]
         # a squared discrepancy per feature that does not matter
         noise = 0.0025 * score.n_features + 2 * float(np.std([v for v in values if math.isfinite(v)] or 0.0))
     at_start = comparison.error(comparison.draws(sampler)[:N_JUDGED_DRAWS]) if noisy else 0.0
@@ -195,12 +198,7 @@ def remark_of(watch: Watch, best_iter: int, n_before: int) -> str | None:
 
 
 def trained_fit(
-    done: Minimised,
-    watches: list[Watch],
-    sampler_of: Callable[[F], WhitenedSampler],
-    family: F,
-    start: Start[F],
-    made_by: str,
+    done: Minimised, watches: list[Watch], sampler_of: SamplerOf[F], family: F, start: Start[F], made_by: str
 ) -> Fit:
     """Return the fit at the end of a training, in the best state that was seen."""
     past, n_before = start.past, len(start.past.losses)

@@ -322,17 +322,11 @@ class Weighing(NamedTuple):
         return pilot
 
     def refined(
-        self,
-        map_: Affine,
-        pilot: PilotPoints,
-        drawn: list[BatchedDraws],
-        refit: Refit = fitted,
-        least_rounds: int = 1,
+        self, a: Affine, pilot: PilotPoints, drawn: list[BatchedDraws], refit: Refit = fitted, least_rounds: int = 1
     ) -> PilotPoints:
         """Return a pilot with more points, in the coordinates of a map."""
-        score_u = map_.pull_back(self.score)
         plan = Plan(refit, least_rounds=least_rounds, forgets=True, moves=False)
-        return refined_pilot(score_u, pilot, drawn, self.generator, plan)
+        return refined_pilot(a.pull_back(self.score), pilot, drawn, self.generator, plan)
 
 
 def reweighed(cells: Cells, pilot: PilotPoints) -> Components:

@@ -61,7 +61,7 @@ MODULES = {
     "terms": ["test_regularization", "test_ksivi"],
     "estimators._ksd": ["test_train", "test_ksivi", "test_hksivi"],
     "estimators._objective": ["test_ksivi", "test_hksivi", "test_path", "test_train"],
-    "estimators._verdict": ["test_verdict", "test_train", "test_ksivi", "test_hksivi"],
+    "estimators._states": ["test_states", "test_train", "test_ksivi", "test_hksivi"],
 }
 
 #: What the package and its tests import, loaded once.

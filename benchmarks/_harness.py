@@ -141,11 +141,11 @@ def spread(values, digits=3):
     return f"{np.mean(values):.{digits}f}{sd}"
 
 
-def print_table(heads, rows, *, n_names=1):
-    """Print rows of cells below their heads, names aligned on the left and all else on the right."""
+def print_table(heads, rows):
+    """Print rows of cells below their heads, the first aligned on the left and all else on the right."""
     lines = [[str(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    sides = ["<"] * n_names + [">"] * (len(widths) - n_names)
+    sides = ["<"] + [">"] * (len(widths) - 1)
     for line in lines:
         cells = (f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True))
         print("  ".join(cells).rstrip(), flush=True)

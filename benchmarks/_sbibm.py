@@ -62,7 +62,7 @@ def importance_draws(model, y, n, rng):
     return sample.X[rng.choice(len(sample.X), n, p=weights)]
 
 
-def evolved_draws(model, y, start, n, rng, n_steps=250):
+def evolved_draws(model, y, start, n, rng):
     """Return draws by n chains of differential evolution, all near a start, which is a draw of the posterior itself.
 
     ter Braak, C. (2006). A Markov chain Monte Carlo version of the genetic algorithm differential evolution.
@@ -77,7 +77,7 @@ def evolved_draws(model, y, start, n, rng, n_steps=250):
     d, i = len(start), np.arange(n)
     x = start + 0.01 * rng.normal(size=(n, d))
     log_p = log_prob(x)
-    for t in range(n_steps):
+    for t in range(250):
         a, b = (i + rng.randint(1, n, size=(2, n))) % n
         gamma = 1.0 if t % 10 == 9 else 2.38 / math.sqrt(2 * d)
         moved = x + gamma * (x[a] - x[b]) + 1e-4 * rng.normal(size=x.shape)

@@ -103,7 +103,6 @@ RING_METHODS = {
     "HKSIVI, defaults": lambda: HKSIVIApproximator(),
     "HKSIVI, re-weighted": lambda: HKSIVIApproximator(),
 }
-NON_CENTRED = GaussianMixture(np.zeros((1, 10)), [np.diag([9.0] + 9 * [1.0])])
 #: A target, the one whose exact draws are the truth, and the map of draws of the first to those of the second.
 HARD = {
     "four Gaussians, d = 10": (four_gaussians(), four_gaussians(), np.asarray),

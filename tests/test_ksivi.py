@@ -30,7 +30,7 @@ from skksivi import KSIVIApproximator, load, save
 from skksivi import mixing as mixings
 from skksivi.annealing import Linear
 from skksivi.estimators._start import Start
-from skksivi.estimators._verdict import Judge
+from skksivi.estimators._states import Comparison
 from skksivi.families._layer import LinearSkip
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.kernels import IMQ, KERNELS, Gaussian
@@ -357,7 +357,7 @@ def test_a_warm_start_goes_on_where_the_mean_was_corrected(monkeypatch):
     q.set_params(max_iter=1).fit(far_score, n_features=2)
     whitening = q.whitening_
     assert (whitening.m != 0).all()
-    monkeypatch.setattr(Judge, "accepts", lambda *_: pytest.fail("the target is taken for another"))
+    monkeypatch.setattr(Comparison, "accepts", lambda *_: pytest.fail("the target is taken for another"))
     assert q.set_params(learning_rate=1e-12).fit(far_score, n_features=2).whitening_ is whitening
 
 

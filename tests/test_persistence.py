@@ -437,7 +437,7 @@ def closed(state, tensors):
     return safetensors.torch.save(tensors, {"format": "4", "state": json.dumps(state), "checksum": "right"})
 
 
-def places(node, way=()):
+def places(node):
     """All places in a piece of json."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:

@@ -18,8 +18,8 @@ from skksivi.pilot._importance import (
     LEAST_POINTS,
     MAX_ERROR,
     WIDER,
-    PartedDraws,
-    Wider,
+    BatchedDraws,
+    HeavyTailed,
     along_lines,
     pilot_with,
     refined_pilot,
@@ -77,7 +77,7 @@ def test_control_variates_are_fitted_to_other_draws():
 @pytest.mark.parametrize("d", [1, 4])
 def test_corrected_points_have_better_moments(d):
     u = gumbel(40 * 32, d).view(40, 32, d)
-    draws = PartedDraws(u, gumbel_score(u))
+    draws = BatchedDraws(u, gumbel_score(u))
     by = target_moments(draws)
     points = pilot_with(draws.points, by).x
     before, after = ((a.flatten(0, -2).mean(0) - np.euler_gamma).abs().max() for a in (u, points))
@@ -92,7 +92,7 @@ def test_standard_errors_of_moments_are_right():
     beyond = []
     for seed in range(200):
         u = gumbel(20 * 32, 2, seed).view(20, 32, 2)
-        by = target_moments(PartedDraws(u, gumbel_score(u)))
+        by = target_moments(BatchedDraws(u, gumbel_score(u)))
         sd = by.root.norm(dim=1)
         beyond += [((by.mean - mean) / sd).abs() > 1.96 * by.mean_se, (sd.log() - log_sd).abs() > 1.96 * by.sd_se]
     assert torch.cat(beyond).double().mean() < 0.09
@@ -103,7 +103,7 @@ def test_moments_of_a_gaussian_are_exact(d, seed):
     m, P, score_fn = gaussian(d, seed)
     root = torch.linalg.cholesky(torch.linalg.inv(P))
     u = m + normal(20 * 32, d, seed=seed + 2).view(20, 32, d) @ root.mT
-    by = target_moments(PartedDraws(u, score_fn(u)))
+    by = target_moments(BatchedDraws(u, score_fn(u)))
     np.testing.assert_allclose(by.mean, m, atol=0.02 * root.norm(dim=1).max())
     np.testing.assert_allclose(by.root @ by.root.mT, root @ root.mT, atol=0.03 * root.square().sum())
 
@@ -115,7 +115,7 @@ def test_covariances_of_many_features_have_less_noise_than_their_points(of_gauss
     u, A = (normal if of_gaussian else gumbel)(n, d), torch.linalg.qr(normal(d, d, seed=1)).Q
     score, variance = (-u, 1.0) if of_gaussian else (gumbel_score(u), math.pi**2 / 6)
     x, s = u @ A.mT, score @ A.mT
-    by = target_moments(PartedDraws(x.view(100, 32, d), s.view(100, 32, d)))
+    by = target_moments(BatchedDraws(x.view(100, 32, d), s.view(100, 32, d)))
     before, after = (
         (torch.linalg.eigvalsh(C / variance) - 1).abs().max() for C in (torch.cov(x.mT), by.root @ by.root.mT)
     )
@@ -124,7 +124,7 @@ def test_covariances_of_many_features_have_less_noise_than_their_points(of_gauss
 
 def test_fewer_different_points_than_features_have_no_covariance():
     u = normal(32, 160).repeat(50, 1, 1)
-    assert target_moments(PartedDraws(u, -u)).root is None
+    assert target_moments(BatchedDraws(u, -u)).root is None
 
 
 @pytest.mark.parametrize("d", [2, 160])
@@ -132,7 +132,7 @@ def test_scores_whose_squares_overflow_are_left_out_of_moments(d):
     x = normal(1600, d)
     s = -x
     s[0, 0] = 1e308
-    by = target_moments(PartedDraws(x.view(50, 32, d), s.view(50, 32, d)))
+    by = target_moments(BatchedDraws(x.view(50, 32, d), s.view(50, 32, d)))
     torch.testing.assert_close(by.mean, x.mean(0))
     torch.testing.assert_close(by.root.norm(dim=1), x.std(0, correction=0))
 
@@ -153,7 +153,7 @@ def drawn_by(components):
 def test_what_is_weighed_has_the_density_of_student_t():
     d, nu = 3, 3 + DF
     m, L = normal(1, d), torch.eye(d).double() + 0.3 * normal(d, d).tril()
-    wide = Wider.than(GaussianMixtureDraws(m, L[None], torch.ones(1).double()))
+    wide = HeavyTailed.wider(GaussianMixtureDraws(m, L[None], torch.ones(1).double()))
     u = wide.sample(20_000, generator())
     log_density = wide.log_density(u)
     shape = (1 + WIDER / math.sqrt(d)) ** 2 * (L @ L.mT)
@@ -166,7 +166,7 @@ def test_what_is_weighed_has_the_density_of_student_t():
 @pytest.mark.parametrize("d", [2, 10])
 def test_the_density_of_what_is_weighed_is_normalised(d):
     q = drawn_by(mixture(d))
-    wide = Wider.than(q)
+    wide = HeavyTailed.wider(q)
     u = wide.sample(20_000, generator())
     log_wide = wide.log_density(u)
     w = (q.log_density(u) - log_wide).exp()
@@ -176,7 +176,7 @@ def test_the_density_of_what_is_weighed_is_normalised(d):
 @pytest.mark.parametrize("d", [1, 5])
 def test_ratios_by_lines_are_those_of_the_densities(d):
     q = drawn_by(mixture(d))
-    u = Wider.than(q).sample(500, generator())
+    u = HeavyTailed.wider(q).sample(500, generator())
     s, ratios = along_lines(as_score(gumbel_score, d=d), q, origin(d), u)
     expected = gumbel_log_prob(u) - q.log_density(u)
     torch.testing.assert_close(s, gumbel_score(u))
@@ -217,7 +217,7 @@ def test_a_gaussian_is_accepted_at_once(d, seed):
 @pytest.mark.slow
 def test_rounds_lead_to_a_skewed_target():
     u = gumbel(20 * 32, 3, 0).view(20, 32, 3)
-    draws = PartedDraws(u, gumbel_score(u))
+    draws = BatchedDraws(u, gumbel_score(u))
     found = refined_pilot(
         as_score(gumbel_score, d=3), pilot_with(draws.points, target_moments(draws)), [], generator(0)
     )

@@ -21,7 +21,7 @@ from skksivi.amortized._paired import PairedScore
 from skksivi.kernels import resolve_kernel
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._fused import value_and_gradients
-from skksivi.stein._path import LONGEST, Memory, shortened, velocity
+from skksivi.stein._path import LONGEST, Memory, clip_norm, velocity
 
 #: Steps of a training, at most.
 MOST_STEPS = 6000
@@ -310,7 +310,7 @@ class Walk:
             drawn = family.draws(family.features(y), n, self.generator)
         at, factor = drawn.x.detach(), drawn.places.L.detach()
         s = self.score(at.flatten(0, 1), repeated(y, n)).view_as(at)
-        u, s_u = drawn.u.detach(), shortened((s @ factor).nan_to_num(0.0, 0.0, 0.0))
+        u, s_u = drawn.u.detach(), clip_norm((s @ factor).nan_to_num(0.0, 0.0, 0.0))
         v = self._velocity(u, s_u)
         pull = torch.linalg.solve_triangular(factor.mT, v.mT, upper=True).mT
         with torch.enable_grad():

@@ -31,11 +31,6 @@ class Coordinates:
     map: AffineMap
     warp: Curved | None = None
 
-    @property
-    def straight(self) -> Self:
-        """The coordinates of y."""
-        return self if self.warp is None else replace(self, warp=None)
-
     def straighten(self, score: Score) -> Score:
         """Return the score of y, given the score of x."""
         return score if self.warp is None else self.warp.pull_back(score)

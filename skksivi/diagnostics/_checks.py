@@ -25,7 +25,7 @@ from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.metrics import ksd_test
 from skksivi.pilot._mixture import gaussian_of
 from skksivi.pilot._mode_weights import Cells
-from skksivi.stein._directions import N_SCORES, first_difference, most_contradicting
+from skksivi.stein._directions import N_SCORES, first_difference, stein_violations
 from skksivi.stein._discrepancy import FixedKernelKSD
 
 #: The p-value, of the discrepancy or over all directions, below which it is significant.
@@ -243,7 +243,7 @@ def stein_moments(x: Tensor, s: Tensor, cells: Cells) -> SteinMoments:
         rows = (L / torch.linalg.vector_norm(L, dim=1, keepdim=True)).mT  # x_i rises by its sd along column i
         first, second = u.halves()
         t = first.r[:, None] * first.s + first.slope
-        found = most_contradicting(first.gap, t, first.r.mean())
+        found = stein_violations(first.gap, t, first.r.mean())
         pairs = [pair for f in (shifts, variances) for pair in zip(f(u, rows), f(second, found), strict=True)]
         nearest = torch.cat([torch.arange(len(L), device=x.device), (rows.mT @ found).abs().argmax(0)])
         parts.append((*map(torch.cat, pairs), nearest))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import ClassVar, Generic, Self, cast
@@ -21,13 +21,13 @@ from skksivi.coordinates._composed import score_for_training
 from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
 from skksivi.estimators._fingerprint import answers_at
-from skksivi.estimators._judge import Judged, better, is_better, judged
+from skksivi.estimators._judge import Judged, better, judged
 from skksivi.estimators._objective import ObjectiveEstimate, rate_of_kl, squared_ksd
-from skksivi.estimators._refit import gains, lacks, refitted, with_lost_part
+from skksivi.estimators._refit import improves, lacks_mass, refitted, with_lost_part
 from skksivi.estimators._start import N_RESERVED, Start, find_coordinates
+from skksivi.estimators._states import Comparison, SamplerOf, WhenGood, allows_moves, recentred, trained_fit, watch_of
 from skksivi.estimators._trained import F, Trained
-from skksivi.estimators._verdict import Judge, WhenGood, allows_moves, recentred, trained_fit, watch_of
-from skksivi.families._samplers import InU, Layer
+from skksivi.families._samplers import Layer, WhitenedSampler
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, MixingLike
@@ -160,36 +160,36 @@ class SteinTrained(Trained, Generic[F]):
         found, by = judged(found, target, start.seed, len(start.past.losses) * int(self.batch_size))
         run.keep(found)
         for _ in range(3):
-            ends = run.tally.is_spent or run.tally.fault is not None
-            can_be = isinstance(found.sampler, Layer) and self._is_at_pilot(start) and not ends
-            if by.sample is None or not can_be or (by.verdict.good and not lacks(by.sample, start.family)):
-                break
             try:
-                other = self._other_start(start, target, by, run)
+                other = self._other_start(start, found, by, target, run)
                 if other is None:
                     break
-                fit, again = judged(other.fit(self._sampler_of(target, other)), target, start.seed, 0)
+                fit, by_other = judged(other.fit(self._sampler_of(target, other)), target, start.seed, 0)
             except (*DIVERGED, BudgetError):
                 break
-            rows = again.sample if by.verdict.good else by.sample  # others than a part was made of
-            is_right = again.verdict.good if by.verdict.good else is_better(again.verdict, by.verdict)
-            if rows is None or not (is_right and gains(fit.sampler, found.sampler, rows)):
+            if not improves(fit, by_other, found, by):
                 break
-            start, found, by = other, run.keep(fit), again
+            start, found, by = other, run.keep(fit), by_other
         return start, found
 
-    def _other_start(self, start: Start[F], target: Score, by: Judged, run: Run) -> Start[F] | None:
-        """Return a start with a Gaussian for the little mass that a good one lacks, or refitted to weighted draws."""
-        if by.sample is None:
+    def _other_start(self, start: Start[F], found: Fit, by: Judged, target: Score, run: Run) -> Start[F] | None:
+        """Return a start with a Gaussian for the little mass that a good one lacks, or refitted to weighted
+        draws; None if there is nothing to repair, or no calls of the score are left for it.
+        """
+        can_be = isinstance(found.sampler, Layer) and self._is_at_pilot(start)
+        if by.sample is None or not can_be or run.tally.is_spent or run.tally.fault is not None:
             return None
         if by.verdict.good:
+            if not lacks_mass(start.family, by.sample):
+                return None
             return start._replace(family=with_lost_part(start.family, start.whitening, by.sample))
-        moved = refitted(start.whitening, target, by.sample, run.generator)
-        if moved is None:
+        refit = refitted(start.whitening, target, by.sample, run.generator)
+        if refit is None:
             return None
-        family, penalty = self._family(moved[0].straighten(target), *moved, run.generator)
+        whitening, points = refit
+        family, penalty = self._family(whitening.straighten(target), whitening, points, run.generator)
         return start._replace(
-            whitening=moved[0], family=family, penalty=penalty, answers=answers_at(target, moved[0])
+            whitening=whitening, family=family, penalty=penalty, answers=answers_at(target, whitening)
         )
 
     def _compares(self, start: Start[F], run: Run) -> bool:
@@ -206,21 +206,20 @@ class SteinTrained(Trained, Generic[F]):
         """
         if self.train is False or run.tally.is_spent:
             return False
-        is_asked, chains = self.train is True or not self._is_at_pilot(start), chains_of(self.whiten)
-        if run.tally.fault is not None and isinstance(found.sampler, Layer) and not is_asked:
-            return False
+        if self.train is True or not self._is_at_pilot(start):
+            return True
+        is_layer, chains = isinstance(found.sampler, Layer), chains_of(self.whiten)
+        least = Grade.CHAINS_AGREE if is_layer else Grade.RELIABLE_WEIGHTS  # several layers move points
+        is_good = cast("Verdict", found.report["verdict_"]).grade >= least
         is_quick = chains is not None and chains.effort == "low"
-        verdict = cast("Verdict", found.report["verdict_"])
-        least = (
-            Grade.CHAINS_AGREE if isinstance(found.sampler, Layer) else Grade.RELIABLE_WEIGHTS
-        )  # layers move points
-        return is_asked or not (verdict.grade >= least or is_quick or found.sampler.n_features > MAX_FEATURES)
+        has_fault = is_layer and run.tally.fault is not None
+        return not (is_good or is_quick or has_fault or found.sampler.n_features > MAX_FEATURES)
 
     def _train(self, target: Score, start: Start[F], saved: NoCheckpoint, before: Fit, run: Run) -> Fit:
         """Return the fit of a training, or the one before it if that is clearly better."""
-        judge, sampler_of = Judge.of(target, start), self._sampler_of(target, start)
+        comparison, sampler_of = Comparison.of(target, start), self._sampler_of(target, start)
         family = copy.deepcopy(start.family)
-        watches = self._watches(target, judge, start, sampler_of(family), family)
+        watches = self._watches(target, comparison, start, sampler_of(family), family)
         by_path = self.gradient_estimator == "path"
         if by_path and start.memory is None:
             start = start._replace(memory=Memory.empty(next(family.parameters()).detach()))
@@ -248,14 +247,16 @@ class SteinTrained(Trained, Generic[F]):
         n_values = int(self.batch_size) * len(np.asarray(found.report["loss_curve_"]))
         return judged(found, target, start.seed, n_values, self._max_score_calls())[0]
 
-    def _watches(self, target: Score, judge: Judge, start: Start[F], sampler: InU, family: F) -> list[Watch]:
+    def _watches(
+        self, target: Score, comparison: Comparison, start: Start[F], sampler: WhitenedSampler, family: F
+    ) -> list[Watch]:
         """Return the rule for comparing states, none if they are not compared."""
         stopping, guards, noisy = plateau_of(self.early_stopping), self._guards(start), target.minibatch is not None
         if guards and start.continues:  # a target that has moved must be followed
-            guards = judge.accepts(sampler)
+            guards = comparison.accepts(sampler)
         if keeps_last(self.early_stopping) or (stopping is None and not guards and not noisy):
             return []
-        found = watch_of(judge, sampler, stopping, guards=guards, noisy=noisy)
+        found = watch_of(comparison, sampler, stopping, guards=guards, noisy=noisy)
         if guards or noisy:
             found.look(family, 0)
         return [found]
@@ -287,7 +288,7 @@ class SteinTrained(Trained, Generic[F]):
         """Return a new family and the penalty that ties it to the pilot."""
 
     @abstractmethod
-    def _sampler_of(self, score: Score, start: Start[F]) -> Callable[[F], InU]:
+    def _sampler_of(self, score: Score, start: Start[F]) -> SamplerOf[F]:
         """Return the map of a family to its sampler."""
 
     @abstractmethod
@@ -307,11 +308,11 @@ class SteinTrained(Trained, Generic[F]):
         if not self._continues():
             return self._new_start(score_fn, target, generator, self.init)
         start: Start[F] = Start.from_fit(self, score_fn, generator.initial_seed())
-        judge = Judge.of(score_fn, start)
+        comparison = Comparison.of(score_fn, start)
         sampler = self._sampler_of(score_fn, start)(start.family)
-        if start.past.same_target or judge.accepts(sampler) or not isinstance(self.whiten, str | Pilot):
+        if start.past.same_target or comparison.accepts(sampler) or not isinstance(self.whiten, str | Pilot):
             return start
-        x = start.whitening.push_forward(judge.draws(sampler))[:16]
+        x = start.whitening.push_forward(comparison.draws(sampler))[:16]
         near = x[score_fn.double(x).isfinite().all(1)]
         moved = self._new_start(score_fn, target, generator, as_array(near) if len(near) else self.init, start)
         return moved._replace(past=start.past)

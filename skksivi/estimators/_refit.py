@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from skksivi.coordinates._whitening import Attempt, Whitening
+from skksivi.estimators._judge import Judged, is_better
 from skksivi.estimators._trained import F
 from skksivi.families._density import LogDensity
 from skksivi.families._derived import sampler_density
@@ -22,10 +23,11 @@ from skksivi.pilot._importance import LEAST_POINTS, Plan, fitted, refined_pilot
 from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import Score
+from skksivi.training._run import Fit
 
 
 @dataclass(frozen=True)
-class OfMixture:
+class MixtureSampler:
     """Draws x of a mixture of Gaussians, in float64."""
 
     mixture: GaussianMixtureDraws
@@ -52,29 +54,15 @@ def refitted(
 ) -> tuple[Whitening, PilotPoints] | None:
     """Return coordinates and points by importance from a mixture that is fitted to the weighted draws of a fit; None
     where these are too few.
-
-    What a fit lacks becomes a Gaussian of its own, for draws around it to find more of that, until the weights are
-    even enough for the adaptive mixtures of a pilot.
     """
     d, score = sample.X.shape[1], score.double
     before, began = score.tally.total, time.monotonic()
     stage = "refit to weighted draws"
     score.tally.begin(stage)
-    mixture = fitted_mixture([torch.as_tensor(sample.draws[:LEAST_POINTS]).to(score.device)], generator)
-    mixture, best = with_what_lacks(mixture, sample), None
-    for i in range(5):
-        if sample.share * len(sample.weights) < d + 2:
-            break
-        mixture = moved(mixture, sample) if i else mixture
-        found = weighted_draws(OfMixture(mixture.draws()), score, i, 4, whitening)
-        if found is None or (best is not None and found.share < best[0].share):
-            break
-        sample, best = found, (found, mixture)
-        if sample.trusted and sample.share > 0.35:  # of .5 to .7 where all is right
-            break
-    if best is None:
+    found = weighted_mixture(whitening, score, sample, generator)
+    if found is None:
         return None
-    sample, mixture = best
+    sample, mixture = found
     x = resampled_points(sample)
     map_ = gaussian_of(x)
     start = PilotPoints(map_.whiten(x), [len(x)], torch.ones(d).to(x), mixture=mixture.whitened(map_))
@@ -102,15 +90,36 @@ def refitted(
     return coordinates, points
 
 
-def with_what_lacks(mixture: Components, sample: ImportanceSample) -> Components:
+def weighted_mixture(
+    whitening: Whitening, score: Score, sample: ImportanceSample, generator: torch.Generator
+) -> tuple[ImportanceSample, Components] | None:
+    """Return the weighted draws of a mixture that is fitted to those of a fit, and the mixture; None where these are
+    too few.
+
+    What a fit lacks becomes a Gaussian of its own, for draws around it to find more of that, until the weights are
+    even enough for the adaptive mixtures of a pilot.
+    """
+    mixture = fitted_mixture([torch.as_tensor(sample.draws[:LEAST_POINTS]).to(score.device)], generator)
+    mixture, best = with_lost_mass(mixture, sample), None
+    for i in range(5):
+        if sample.share * len(sample.weights) < sample.X.shape[1] + 2:
+            break
+        mixture = em_step(mixture, sample) if i else mixture
+        found = weighted_draws(MixtureSampler(mixture.draws()), score, i, 4, whitening)
+        if found is None or (best is not None and found.share < best[0].share):
+            break
+        sample, best = found, (found, mixture)
+        if sample.trusted and sample.share > 0.35:  # of .5 to .7 where all is right
+            break
+    return best
+
+
+def with_lost_mass(mixture: Components, sample: ImportanceSample) -> Components:
     """Return a mixture fitted to weighted draws, with a Gaussian for the mass that the fit hardly has, if any."""
-    x = torch.as_tensor(sample.X).to(mixture.means)
-    return mixture if sample.lost == 0 else _with(mixture, lost_part(x, sample), sample.lost)
-
-
-def _with(mixture: Components, part: Components, share: float) -> Components:
-    """Return a mixture with one more part of a share."""
-    weights = torch.cat([(1 - share) * mixture.weights, share * part.weights])
+    if sample.lost == 0:
+        return mixture
+    part = lost_part(torch.as_tensor(sample.X).to(mixture.means), sample)
+    weights = torch.cat([(1 - sample.lost) * mixture.weights, sample.lost * part.weights])
     return Components(weights, *(torch.cat(both) for both in zip(mixture[1:], part[1:], strict=True)))
 
 
@@ -128,8 +137,29 @@ def lost_part(x: Tensor, sample: ImportanceSample) -> Components:
     return Components(w.new_ones(1), m[None], covariance[None])
 
 
-def lacks(sample: ImportanceSample, family: nn.Module) -> bool:
-    """Tell whether weighted draws show mass that a mixture of Gaussians lacks, be it too little for an error that is
+def em_step(mixture: Components, sample: ImportanceSample) -> Components:
+    """Return a mixture after a step of EM with weighted draws, each Gaussian counting as many draws as features."""
+    x, d = torch.as_tensor(sample.X).to(mixture.means), mixture.means.shape[1]
+    w = mixture.draws().log_parts(x).softmax(0) * torch.as_tensor(sample.weights).to(x)  # (k, n)
+    n = w.sum(1).square() / w.square().sum(1)
+    means = w @ x / w.sum(1, keepdim=True)
+    shrinkage = (d / (n + d))[:, None]
+    means = (1 - shrinkage) * means + shrinkage * mixture.means
+    away = x - means[:, None]
+    scatter = (w[:, :, None] * away).mT @ away / w.sum(1)[:, None, None]
+    covariances = (1 - shrinkage[..., None]) * scatter + shrinkage[..., None] * mixture.covariances
+    return Components(0.999 * w.sum(1) + 0.001 / len(w), means, covariances)
+
+
+def resampled_points(sample: ImportanceSample) -> Tensor:
+    """Return points (n, d) that are picked by their weights, evenly."""
+    levels = (torch.arange(LEAST_POINTS, dtype=torch.float64) + 0.5) / LEAST_POINTS
+    rows = torch.searchsorted(torch.as_tensor(sample.weights).cumsum(0), levels).clamp_max(len(sample.weights) - 1)
+    return torch.as_tensor(sample.X)[rows]
+
+
+def lacks_mass(family: nn.Module, sample: ImportanceSample) -> bool:
+    """Tell whether a mixture of Gaussians lacks mass that weighted draws show, be it too little for an error that is
     beyond its limit.
     """
     least = max(THRESHOLDS.near * THRESHOLDS.beyond, 1.6 * sample.lost_se)  # of a right fit one in twenty has it
@@ -149,18 +179,13 @@ def with_lost_part(family: F, whitening: Whitening, sample: ImportanceSample) ->
     return cast("F", new)
 
 
-def moved(mixture: Components, sample: ImportanceSample) -> Components:
-    """Return a mixture after a step of EM with weighted draws, each Gaussian counting as many draws as features."""
-    x, d = torch.as_tensor(sample.X).to(mixture.means), mixture.means.shape[1]
-    w = mixture.draws().log_parts(x).softmax(0) * torch.as_tensor(sample.weights).to(x)  # (k, n)
-    n = w.sum(1).square() / w.square().sum(1)
-    means = w @ x / w.sum(1, keepdim=True)
-    shrinkage = (d / (n + d))[:, None]
-    means = (1 - shrinkage) * means + shrinkage * mixture.means
-    away = x - means[:, None]
-    scatter = (w[:, :, None] * away).mT @ away / w.sum(1)[:, None, None]
-    covariances = (1 - shrinkage[..., None]) * scatter + shrinkage[..., None] * mixture.covariances
-    return Components(0.999 * w.sum(1) + 0.001 / len(w), means, covariances)
+def improves(fit: Fit, by: Judged, before: Fit, by_before: Judged) -> bool:
+    """Tell whether a fit, given its verdict, is better than the one before it, which was fitted again."""
+    if by_before.verdict.good:
+        is_right, sample = by.verdict.good, by.sample  # other draws than a part was made of
+    else:
+        is_right, sample = is_better(by.verdict, by_before.verdict), by_before.sample
+    return is_right and sample is not None and gains(fit.sampler, before.sampler, sample)
 
 
 def gains(fit: Sampler, before: Sampler, sample: ImportanceSample) -> bool:
@@ -172,10 +197,3 @@ def gains(fit: Sampler, before: Sampler, sample: ImportanceSample) -> bool:
     new, old = (sampler_density(sampler).log_density(x).value for sampler in (fit, before))
     rows = torch.as_tensor(sample.weights) > 0
     return bool(torch.as_tensor(sample.weights)[rows] @ (new - old)[rows].clamp(-1e6, 1e6) > 0)
-
-
-def resampled_points(sample: ImportanceSample) -> Tensor:
-    """Return points (n, d) that are picked by their weights, evenly."""
-    levels = (torch.arange(LEAST_POINTS, dtype=torch.float64) + 0.5) / LEAST_POINTS
-    rows = torch.searchsorted(torch.as_tensor(sample.weights).cumsum(0), levels).clamp_max(len(sample.weights) - 1)
-    return torch.as_tensor(sample.X)[rows]

@@ -266,7 +266,7 @@ def _weights(family: SemiImplicit, proposal: Proposal, n_draws: int, generator: 
 # A hierarchy
 
 
-class WayBack(NamedTuple):
+class BackwardKernel(NamedTuple):
     """The regression of a layer on features (n, k) of the one below it: coefficients B (k, d) and noise C (d, d)."""
 
     B: Tensor
@@ -278,12 +278,12 @@ def hierarchy_log_density(
 ) -> LogDensity:
     """Estimate log q at points x (n, d) of a hierarchy in float64 whose base has a density."""
     base = with_density(family.mixing)
-    ways = learned_ways_back(family, score_fn, seeded(seed, x))
+    kernels = backward_kernels(family, score_fn, seeded(seed, x))
 
     def weigh(rows: Tensor, n_draws: int, generator: torch.Generator) -> Weights:
         low = x[rows].repeat_interleave(n_draws, 0)
         log_weights, s_p = torch.zeros_like(low[:, 0]), score_fn(low)
-        for t, (B, C) in enumerate(ways):
+        for t, (B, C) in enumerate(kernels):
             e = torch.randn(n_draws, low.shape[1], generator=generator, dtype=low.dtype, device=low.device)
             e = e.repeat(len(rows), 1)
             high = _features(family, t, low, s_p) @ B + e @ C.mT
@@ -297,14 +297,14 @@ def hierarchy_log_density(
     return refined(weigh, x, max(2 * x.shape[1], base.width, _hidden(family)), seed, most)
 
 
-def learned_ways_back(family: Hierarchy, score_fn: ScoreFunction, generator: torch.Generator) -> list[WayBack]:
+def backward_kernels(family: Hierarchy, score_fn: ScoreFunction, generator: torch.Generator) -> list[BackwardKernel]:
     """Regress every layer on the one below it, using draws of the family."""
-    layers, ways = family.path(8192, generator, score_fn), []
+    layers, kernels = family.path(8192, generator, score_fn), []
     for t, (low, high) in enumerate(itertools.pairwise(layers)):
         phi = _features(family, t, low, score_fn(low))
         B = torch.linalg.pinv(phi, rtol=1e-10) @ high  # for a Gaussian target the step is linear in x
-        ways.append(WayBack(B, covariance_root(high - phi @ B)))
-    return ways
+        kernels.append(BackwardKernel(B, covariance_root(high - phi @ B)))
+    return kernels
 
 
 def _features(family: Hierarchy, t: int, x: Tensor, s_p: Tensor) -> Tensor:

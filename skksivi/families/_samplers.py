@@ -55,7 +55,7 @@ class HasDensity(Sampler, Protocol):
         """Evaluate log q (n,) at float64 points x (n, d), with standard errors."""
 
 
-class InU(Sampler, Protocol):
+class WhitenedSampler(Sampler, Protocol):
     """A sampler that can also draw in whitened coordinates."""
 
     def sample_in_u(self, n: int, generator: torch.Generator) -> Tensor:

@@ -168,9 +168,7 @@ def mode_chains(score: ScoreFunction, x: Tensor, a: Affine, generator: torch.Gen
     return metropolis(score, x.repeat(-(-50 // len(x)), 1), a.L, generator)  # chains of a mode of few draws
 
 
-def metropolis(
-    score_fn: ScoreFunction, x: Tensor, L: Tensor, generator: torch.Generator, acceptance: float = 0.65
-) -> Tensor:
+def metropolis(score_fn: ScoreFunction, x: Tensor, L: Tensor, generator: torch.Generator) -> Tensor:
     r"""Run Metropolis-adjusted Langevin chains that need no density.
 
     The steps are :math:`y = x + L v` with :math:`v = h L^\top s(x) + \sqrt{2 h}\, \xi`, h a random share of a common
@@ -184,7 +182,6 @@ def metropolis(
         Where the chains start.
     L : Tensor of shape (d, d)
     generator : torch.Generator
-    acceptance : float, default=0.65
 
     Returns
     -------
@@ -215,7 +212,7 @@ def metropolis(
         accept = torch.rand(n, generator=generator, dtype=x.dtype, device=x.device).log() < log_ratio
         x, s = torch.where(accept[:, None], y, x), torch.where(accept[:, None], s_y, s)
         if t <= n_steps // 3:
-            common *= math.exp(0.3 * (log_ratio.clamp_max(0).exp().mean().item() - acceptance))
+            common *= math.exp(0.3 * (log_ratio.clamp_max(0).exp().mean().item() - 0.65))  # which is accepted
         elif t % every == 0:
             kept.append(x)
     return torch.stack(kept)

@@ -15,7 +15,7 @@ from skksivi.coordinates._lines import lobatto, lobatto_nodes
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.pilot._importance import (
-    PartedDraws,
+    BatchedDraws,
     fitted,
     from_afar,
     pilot_with,
@@ -40,7 +40,7 @@ MAX_RHAT = 1.2
 
 
 #: Returns a pilot with more points, in the coordinates of a map, and adds to what was drawn.
-Refine = Callable[[Affine, PilotPoints, list[PartedDraws]], PilotPoints]
+Refine = Callable[[Affine, PilotPoints, list[BatchedDraws]], PilotPoints]
 
 
 class ChainStates(NamedTuple):
@@ -162,7 +162,7 @@ class ChainEnsemble:
         self.has_few = len(metric.m) <= MOST_FEATURES
         self.x: Tensor | None = None
         self.step = len(metric.m) ** -0.25
-        self.kept, self.drawn = list[ChainStates](), list[PartedDraws]()
+        self.kept, self.drawn = list[ChainStates](), list[BatchedDraws]()
 
     def by_metric(self) -> Iterator[PilotPoints]:
         """Yield a pilot of draws of the Gaussian of the metric, if it is near the target."""
@@ -203,7 +203,7 @@ class ChainEnsemble:
             for _ in range(n // 2):
                 chains = trajectory(score_u, chains, generator)
                 self.kept.append(chains)
-            draws = PartedDraws(torch.stack([c.u for c in self.kept]), torch.stack([c.s for c in self.kept]))
+            draws = BatchedDraws(torch.stack([c.u for c in self.kept]), torch.stack([c.s for c in self.kept]))
             apart = disagreement(draws.u)
             yield self._judged(draws, apart).unwhitened(metric)
             if apart > 2:
@@ -214,10 +214,10 @@ class ChainEnsemble:
             self.metric = adapted_by_scores(metric, draws.points, draws.scores)
             self.kept, self.drawn, self.n_restarts = [], [], self.n_restarts - 1
 
-    def _judged(self, draws: PartedDraws, apart: float) -> PilotPoints:
+    def _judged(self, draws: BatchedDraws, apart: float) -> PilotPoints:
         """Return the pilot of the draws of chains that are so far apart, refined if they agree."""
         if self.are_many:
-            draws = PartedDraws(*(a[len(a) // 2 :] for a in draws))
+            draws = BatchedDraws(*(a[len(a) // 2 :] for a in draws))
         by = target_moments(draws)
         plain = pilot_with(draws.points, by)
         if (self.are_many or apart <= MAX_RHAT) and self.has_few:

@@ -41,7 +41,7 @@ MAX_ERROR = 0.1
 Refit = Callable[[Tensor, torch.Generator], Components]
 
 
-class PartedDraws(NamedTuple):
+class BatchedDraws(NamedTuple):
     """Draws u (n, n_parts, d) of a target with their scores; parts are independent of each other."""
 
     u: Tensor
@@ -145,7 +145,7 @@ def from_afar(n_features: int) -> Plan | None:
 def refined_pilot(
     score_u: DifferentiableScore,
     pilot: PilotPoints,
-    drawn: list[PartedDraws],
+    drawn: list[BatchedDraws],
     generator: torch.Generator,
     plan: Plan = PLAIN,
 ) -> PilotPoints:
@@ -177,7 +177,7 @@ def refined_pilot(
             pilot = pilot._replace(x=x, n_of_mode=[len(x)], mixture=None)
             continue
         drawn.append(draws)
-        by = target_moments(PartedDraws(*(torch.cat(parts) for parts in zip(*drawn, strict=True))))
+        by = target_moments(BatchedDraws(*(torch.cat(parts) for parts in zip(*drawn, strict=True))))
         points = [each.points for each in drawn] if plan.forgets else [pilot.x, draws.points]
         pilot = pilot_with(torch.cat(points), by)
         verdict = judge_weights(divergence, by.se, pilot.x.shape[1], i + 1)
@@ -193,7 +193,7 @@ def refined_pilot(
     return pilot._replace(verdict=Verdict(Grade.ROUGH, reason))
 
 
-def _contradicts_scores(drawn: list[PartedDraws]) -> bool:
+def _contradicts_scores(drawn: list[BatchedDraws]) -> bool:
     """Tell whether the scores of draws from a target, whose mean is zero, are off by many standard errors."""
     means = torch.cat([draws.s for draws in drawn]).mean(0)
     return bool((means.mean(0).abs() > 4 * means.std(0) / math.sqrt(len(means))).any())
@@ -242,7 +242,7 @@ def pilot_with(points: Tensor, by: TargetMoments) -> PilotPoints:
 
 def resampled(
     score_u: DifferentiableScore, mixture: Components, generator: torch.Generator, plan: Plan = PLAIN
-) -> tuple[PartedDraws, tuple[float, float]] | None:
+) -> tuple[BatchedDraws, tuple[float, float]] | None:
     r"""Return draws of the target by importance from a mixture q, and how far that is from the target, with an error.
 
     .. math:: J = \mathrm{KL}(q \| p) + \mathrm{KL}(p \| q) = E_p\!\left[\log \tfrac{p}{q}\right] -
@@ -253,7 +253,7 @@ def resampled(
     """
     d, parts = mixture.means.shape[1], 32  # from whose spread come standard errors
     n = parts * math.ceil(max(plan.n_draws, 10 * d) / parts)
-    q, wide = mixture.draws(), Wider.than(plan.stretched(mixture).draws())
+    q, wide = mixture.draws(), HeavyTailed.wider(plan.stretched(mixture).draws())
     u = wide.sample(n, generator)
     if score_u.log_prob is None:
         s, ratios = along_lines(score_u, q, mixture.weights @ mixture.means, u)
@@ -278,10 +278,10 @@ def resampled(
     s = score_of(u[kept]).detach() if s is None else s[kept]
     if not s.isfinite().all():
         return None
-    return PartedDraws(u[kept][i], s[i]), (float(J), float(se))
+    return BatchedDraws(u[kept][i], s[i]), (float(J), float(se))
 
 
-class Wider(NamedTuple):
+class HeavyTailed(NamedTuple):
     r"""Student's t about each component of a mixture, a little wider.
 
     .. math:: u = m_k + \left(1 + \tfrac{1}{4 \sqrt d}\right) L_k \xi / \sqrt{\chi^2_\nu / \nu}, \quad \nu = d + 2.
@@ -292,7 +292,7 @@ class Wider(NamedTuple):
     scaled: GaussianMixtureDraws
 
     @classmethod
-    def than(cls, q: GaussianMixtureDraws) -> Wider:
+    def wider(cls, q: GaussianMixtureDraws) -> HeavyTailed:
         return cls(q.scaled(1 + WIDER / math.sqrt(q.latent_dim)))
 
     @property
@@ -337,7 +337,7 @@ def along_lines(
     return s[-len(u) :], ratio
 
 
-def target_moments(draws: PartedDraws) -> TargetMoments:
+def target_moments(draws: BatchedDraws) -> TargetMoments:
     """Return mean and covariance of a target by draws and control variates; of many features the scales.
 
     Standard errors come from the spread of parts.

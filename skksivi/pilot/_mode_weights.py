@@ -17,7 +17,7 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import checked_density, kronrod, log_ratio
-from skksivi.pilot._importance import PartedDraws, Plan, Refit, Wider, fitted, pilot_of_mixture, refined_pilot
+from skksivi.pilot._importance import BatchedDraws, HeavyTailed, Plan, Refit, fitted, pilot_of_mixture, refined_pilot
 from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of
 from skksivi.pilot._modes import ModeMaps
 from skksivi.pilot._points import PilotPoints
@@ -289,7 +289,7 @@ def pilot_of_several(
     values, errors = torch.tensor([weighed[group.alike] for group in groups]).to(modes.weights).unbind(1)
     if not values.isfinite().all() or not errors.max() <= 0.1:
         return None
-    return put_together([group.pilot for group in groups], values.softmax(0), errors)
+    return mix([group.pilot for group in groups], values.softmax(0), errors)
 
 
 class Weighing(NamedTuple):
@@ -322,12 +322,11 @@ class Weighing(NamedTuple):
         return pilot
 
     def refined(
-        self, map_: Affine, pilot: PilotPoints, drawn: list[PartedDraws], refit: Refit = fitted, least_rounds: int = 1
+        self, a: Affine, pilot: PilotPoints, drawn: list[BatchedDraws], refit: Refit = fitted, least_rounds: int = 1
     ) -> PilotPoints:
         """Return a pilot with more points, in the coordinates of a map."""
-        score_u = map_.pull_back(self.score)
         plan = Plan(refit, least_rounds=least_rounds, forgets=True, moves=False)
-        return refined_pilot(score_u, pilot, drawn, self.generator, plan)
+        return refined_pilot(a.pull_back(self.score), pilot, drawn, self.generator, plan)
 
 
 def reweighed(cells: Cells, pilot: PilotPoints) -> Components:
@@ -390,20 +389,20 @@ def _groups(modes: ModeMaps, explore: Callable[[Affine], PilotPoints]) -> list[G
         if not pilot.converged or not group.near[k]:
             return None
         groups = [other for other in groups if not (other.near <= group.near).all()]  # which it has explored too
-        if _meets(group, groups):
+        if _overlaps(group, groups):
             return None
         groups.append(group)
         new = [group]
         for group in new:  # which grows by what symmetries make of it
             for there in (image_of_pilot(group.pilot, symmetry) for symmetry in modes.symmetries):
                 other = Group(there, are_near(modes, there.x), k)
-                if not _meets(other, groups):
+                if not _overlaps(other, groups):
                     groups.append(other)
                     new.append(other)
     return groups
 
 
-def _meets(group: Group, others: Sequence[Group]) -> bool:
+def _overlaps(group: Group, others: Sequence[Group]) -> bool:
     return any((group.near & other.near).any() for other in others)
 
 
@@ -436,7 +435,7 @@ def symmetrised(pilot: PilotPoints, mode: Affine, symmetries: Sequence[Symmetry]
                 found.append((b, image_of_pilot(part, g)))
     maps, parts = zip(*found, strict=True)
     equal = pilot.x.new_full((len(parts),), 1 / len(parts))
-    return put_together(parts, equal, torch.zeros_like(equal)), ModeMaps(list(maps), equal, tuple(symmetries))
+    return mix(parts, equal, torch.zeros_like(equal)), ModeMaps(list(maps), equal, tuple(symmetries))
 
 
 def by_lines(score_fn: ScoreFunction, modes: ModeMaps) -> DensityFunction:
@@ -476,7 +475,7 @@ def log_integral(log_prob: DensityFunction, pilot: PilotPoints, generator: torch
     Sinica 6(4).
     """
     mixture = _mixture(pilot)
-    wide = Wider.than(mixture.draws())
+    wide = HeavyTailed.wider(mixture.draws())
     n = N_WEIGHED
     points = torch.cat([wide.sample(n, generator), pilot.x[:: max(1, len(pilot.x) // n)][:n]])
     log_p = log_prob(points).detach()
@@ -498,7 +497,7 @@ def _mean(pilot: PilotPoints) -> Tensor:
     return pilot.x.mean(0) if mixture is None else mixture.weights @ mixture.means
 
 
-def put_together(pilots: Sequence[PilotPoints], weights: Tensor, errors: Tensor) -> PilotPoints:
+def mix(pilots: Sequence[PilotPoints], weights: Tensor, errors: Tensor) -> PilotPoints:
     """Return the points and mixtures of pilots with weights (k,), whose logarithms have standard errors (k,)."""
     most = min(len(pilot.x) / w for pilot, w in zip(pilots, weights.tolist(), strict=True))
     kept = list[Tensor]()

@@ -145,7 +145,7 @@ def _converged(
     score_u: DifferentiableScore,
     start: Components,
     generator: torch.Generator,
-    doubt: Callable[[Tensor], bool] | None = None,
+    doubt: Callable[[Tensor], bool] | None,
 ) -> PilotPoints | None:
     """Return points by importance from a mixture that is fitted to them again and again, None if few of them count or
     the first ones raise no doubt about what is known.
@@ -211,14 +211,14 @@ def _top_of(given: Conditionals) -> tuple[Node, list[float]] | None:
     k = given.A.shape[1]
     top, sds = given.node(given.A.new_zeros(k)), [0.5] * k
     for j in list(range(k)) * min(k, 2):  # of several directions each is climbed along twice
-        found = None if top is None else _climbed(given, top, j, sds[j])
+        found = None if top is None else _line_search(given, top, j, sds[j])
         if found is None:
             return None
         top, sds[j] = found
     return None if top is None else (top, sds)
 
 
-def _climbed(given: Conditionals, node: Node, j: int, step: float) -> tuple[Node, float] | None:
+def _line_search(given: Conditionals, node: Node, j: int, step: float) -> tuple[Node, float] | None:
     """Return the highest node along direction j, and the standard deviation there; None where there is no end."""
     ahead = _bracket(given, node, j, step)
     if ahead is None:

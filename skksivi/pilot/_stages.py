@@ -24,7 +24,7 @@ from skksivi.judge._verdict import Grade, Verdict
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble
 from skksivi.pilot._faults import fault_of_noise, look_for_jump
-from skksivi.pilot._importance import PartedDraws, pilot_of_mixture, standard_pilot, without_wrong_density
+from skksivi.pilot._importance import BatchedDraws, pilot_of_mixture, standard_pilot, without_wrong_density
 from skksivi.pilot._mixture import MOST_FEATURES, gaussian_of, matched
 from skksivi.pilot._mode_weights import Weighing, are_near, pilot_of_several, pooled, symmetrised, with_mode_weights
 from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, mode_from_prior, search_around
@@ -563,5 +563,5 @@ class LongChains:
         return bool(found.map().whiten(before.x).square().mean(1).median() > THRESHOLDS.far_apart)
 
 
-def as_they_are(_metric: Affine, points: PilotPoints, _drawn: list[PartedDraws]) -> PilotPoints:
+def as_they_are(_metric: Affine, points: PilotPoints, _drawn: list[BatchedDraws]) -> PilotPoints:
     return points

@@ -15,7 +15,7 @@ from skksivi.coordinates._warp_fit import fitted_warp, reshaped
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Grade
 from skksivi.pilot._chains import N_CHAINS, N_OF_GAUSSIAN, ChainEnsemble
-from skksivi.pilot._importance import PLAIN, PartedDraws, pilot_of_mixture, refined_pilot
+from skksivi.pilot._importance import PLAIN, BatchedDraws, pilot_of_mixture, refined_pilot
 from skksivi.pilot._mixture import gaussian_of
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import profiled
@@ -95,7 +95,7 @@ def _refined_along(
     generator: torch.Generator,
     metric: Affine,
     pilot: PilotPoints,
-    drawn: list[PartedDraws],
+    drawn: list[BatchedDraws],
 ) -> PilotPoints:
     """Return a pilot with more points, searching along the drivers of coordinates where chains have not been."""
     plan = PLAIN._replace(least_rounds=6, forgets=True, keeps=False, along=metric.L[drivers], n_draws=1024)

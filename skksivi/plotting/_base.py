@@ -30,10 +30,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 REFERENCE_COLOUR = "0.25"
 FAINT = "0.6"
 
-#: Probabilities that contours enclose.
-MASSES = (0.5, 0.9, 0.99)
-
-
 #: Draws that estimators are asked for.
 N_DRAWS = 10_000
 
@@ -172,7 +168,7 @@ def smooth_histogram(X: np.ndarray, edges: Sequence[np.ndarray]) -> np.ndarray:
     return density
 
 
-def enclosing_levels(density: np.ndarray, masses: Sequence[float] = MASSES) -> np.ndarray:
+def enclosing_levels(density: np.ndarray, masses: Sequence[float]) -> np.ndarray:
     """Return the levels of a density on equal cells above which it has these masses, rising."""
     heights = np.sort(density, axis=None)[::-1]
     mass = np.cumsum(heights)
@@ -192,8 +188,9 @@ def check_target(target: HasLogProb | None) -> None:
         raise ValueError(f"`target` has {target.n_features} features, expected 2.")
 
 
-def log_density_on_grid(target: HasLogProb, box: Box, n: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def log_density_on_grid(target: HasLogProb, box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return x (n,), y (n,) and the log-density (n, n), up to a constant, of a target of two features in a box."""
+    n = 200
     x, y = np.linspace(*box[:2], n), np.linspace(*box[2:], n)
     points = torch.as_tensor(np.stack(np.meshgrid(x, y), -1).reshape(-1, 2))
     with torch.no_grad():
@@ -201,7 +198,7 @@ def log_density_on_grid(target: HasLogProb, box: Box, n: int = 200) -> tuple[np.
     return x, y, np.nan_to_num(log_density, nan=-math.inf)
 
 
-def box_and_levels(samples: Sequence[np.ndarray], target: HasLogProb | None = None) -> tuple[Box, np.ndarray]:
+def box_and_levels(samples: Sequence[np.ndarray], target: HasLogProb | None) -> tuple[Box, np.ndarray]:
     """Find the box of nearly all draws, two columns each, and of a target's mass near them.
 
     Returns
@@ -218,7 +215,7 @@ def box_and_levels(samples: Sequence[np.ndarray], target: HasLogProb | None = No
         width = np.maximum(high - low, 1e-9)
         x, y, log_density = log_density_on_grid(target, _box(low - width / 2, high + width / 2))
         top = log_density.max()
-        least, *masses = np.log(enclosing_levels(np.exp(log_density - top), (0.999, *MASSES))) + top
+        least, *masses = np.log(enclosing_levels(np.exp(log_density - top), (0.999, 0.99, 0.9, 0.5))) + top
         levels = np.array(masses or [least])  # one where all the mass is in one cell
         rows, columns = np.nonzero(log_density >= least)
         before = low, high

@@ -32,7 +32,7 @@ class Bound(NamedTuple):
         return f'("below", {high:g})' if low == -math.inf else f'("interval", {low:g}, {high:g})'
 
 
-def doubt_of(score: Score, near: Tensor | None = None) -> Doubt | None:
+def doubt_of(score: Score, near: Tensor | None) -> Doubt | None:
     """Say where the density has no gradient or ends, None if it does neither at the points that are tried."""
     double = score.double
     tried = Tried.of(double.sketch(), scattered_points(double.sketch(), near))
@@ -110,7 +110,7 @@ def call_of(score: Score, bounds: list[Bound]) -> str:
     return "{" + ", ".join(parts[:5]) + (", ..." if len(parts) > 5 else "") + "}"
 
 
-def find_bounds(score: Score, near: Tensor | None = None, tried: Tried | None = None) -> list[Bound]:
+def find_bounds(score: Score, near: Tensor | None, tried: Tried | None = None) -> list[Bound]:
     """Return the coordinates along which the density ends, found along lines through an interior point.
 
     Trial points around the origin and `near` points may have been `tried` before. Where the ends differ by the type,

@@ -235,8 +235,8 @@ def resolve(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    products: str = "auto",
-    near: Tensor | None = None,
+    products: str,
+    near: Tensor | None,
 ) -> Score:
     """Return the probed score in `dtype` and in float64; warn if it is probably not the gradient of a density.
 
@@ -248,7 +248,7 @@ def resolve(
         Of the training.
     products : {"auto", "autograd", "finite-difference"}
         How products with the Jacobian are formed.
-    near : Tensor of shape (k, d), default=None
+    near : Tensor of shape (k, d) or None
         Points near the target.
     """
     rules = ("auto", "autograd", "finite-difference")
@@ -526,15 +526,15 @@ def scattered_points(score: Score, near: Tensor | None) -> Tensor:
     return x.to(score.dtype)
 
 
-def trial_points(score: Score, near: Tensor | None = None) -> Tensor:
-    """Return a few points where the score is finite, nearest to the known points of the target first.
+def trial_points(score: Score) -> Tensor:
+    """Return a few points where the score is finite.
 
     Raises
     ------
     ValueError
         There is none.
     """
-    return _finite_points(score, near)[0][:N_TRIALS]
+    return _finite_points(score, None)[0][:N_TRIALS]
 
 
 def _finite_points(score: Score, near: Tensor | None) -> tuple[Tensor, Tensor]:

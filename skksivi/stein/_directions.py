@@ -117,7 +117,7 @@ def first_difference(
     V, (u, x) = suspect_directions(score_u, few), draw()
     if V is None or not u.isfinite().all():
         return None
-    for v in torch.cat([V, unlike_normal(u)], 1).mT:
+    for v in torch.cat([V, non_gaussian_directions(u)], 1).mT:
         for n_lines, n_nodes in LINES:
             step = gibbs_step(score_u, u, v, n_lines, n_nodes)
             if step is None or not step.matters:
@@ -158,14 +158,14 @@ def contradicting_directions(u: Tensor, s: Tensor) -> Tensor:
     Half of the draws finds them, and the other half judges them.
     """
     (u, u_after), (s, s_after) = u.chunk(2), s.chunk(2)
-    W = most_contradicting(u, s)
+    W = stein_violations(u, s)
     s_w, u_w = s_after @ W, u_after @ W
     terms = torch.stack([s_w[:, 0], s_w[:, 1] * u_w[:, 1] + 1], 1)
     z = terms.mean(0).abs() * math.sqrt(len(terms)) / terms.std(0)
     return W[:, z > 5]  # standard errors
 
 
-def unlike_normal(u: Tensor) -> Tensor:
+def non_gaussian_directions(u: Tensor) -> Tensor:
     """Return the directions (d, k) in which the scale and the mean of draws u (n, d) are least those of N(0, I), if
     that matters.
     """
@@ -176,7 +176,7 @@ def unlike_normal(u: Tensor) -> Tensor:
     return W if mean.norm() < MOST_SHIFT else torch.cat([W, mean[:, None] / mean.norm()], 1)
 
 
-def most_contradicting(u: Tensor, s: Tensor, w: Tensor | float = 1.0) -> Tensor:
+def stein_violations(u: Tensor, s: Tensor, w: Tensor | float = 1.0) -> Tensor:
     r"""Return where points u (n, d) contradict :math:`E[s] = 0` and :math:`E[s u^\top] = -w I` most, as (d, 2)."""
     excess = u.mT @ s / len(u)
     excess.diagonal().add_(w)

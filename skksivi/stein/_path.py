@@ -80,7 +80,7 @@ def averages(kernel: Kernel) -> bool:
     return bool((kernel.profile(torch.logspace(-6, 6, 200, dtype=torch.float64, device="cpu")) >= 0).all())
 
 
-def shortened(s: Tensor) -> Tensor:
+def clip_norm(s: Tensor) -> Tensor:
     """Return scores (..., n, d) in whitened units, clipped in norm, because far out they are huge."""
     norm = torch.linalg.vector_norm(s, dim=-1, keepdim=True)
     return s * (LONGEST * math.sqrt(s.shape[-1]) / norm.clamp_min(torch.finfo(s.dtype).tiny)).clamp_max(1)

@@ -345,7 +345,7 @@ class BayesianNeuralNetwork(Target):
 
 
 def half_squared_error(
-    X: Tensor, y: Tensor, theta: Tensor, k: int, weight: Tensor | None = None
+    X: Tensor, y: Tensor, theta: Tensor, k: int, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
     """Return half the squared error (n, 1) of n networks, minus its gradient, and minus the product with its Hessian.
 

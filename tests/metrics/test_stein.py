@@ -169,9 +169,9 @@ def test_the_test_repeats_with_its_random_state_and_leaves_global_ones_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def rejections(samples, score_fn=standard_score, **options):
+def rejections(samples, **options):
     """Whether each sample is rejected at 5%."""
-    tests = (ksd_test(X, score_fn, n_bootstrap=99, random_state=k, **options) for k, X in enumerate(samples))
+    tests = (ksd_test(X, standard_score, n_bootstrap=99, random_state=k, **options) for k, X in enumerate(samples))
     return np.array([test.pvalue <= 0.05 for test in tests])
 
 

@@ -12,7 +12,7 @@ from plain_targets import as_score
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Identity
 from skksivi.estimators._judge import better
-from skksivi.estimators._verdict import WhenGood, recentred, remark_of
+from skksivi.estimators._states import WhenGood, recentred, remark_of
 from skksivi.judge._verdict import Errors, Grade, Verdict
 from skksivi.training._guard import Departure, Watch, Worsening
 from skksivi.training._run import Fit

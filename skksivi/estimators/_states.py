@@ -17,7 +17,7 @@ from skksivi.estimators._fingerprint import answers_at
 from skksivi.estimators._judge import of_weights, surely_good
 from skksivi.estimators._start import Start
 from skksivi.estimators._trained import F
-from skksivi.families._samplers import InU, Layer
+from skksivi.families._samplers import Layer, WhitenedSampler
 from skksivi.families._weights import weighted_draws
 from skksivi.parameters import Plateau
 from skksivi.pilot._mixture import MOST_FEATURES
@@ -32,6 +32,10 @@ N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
 
 #: Iterations between two comparisons.
 LOOK_EVERY = 500
+
+
+#: Gives the sampler of a family.
+SamplerOf = Callable[[F], WhitenedSampler]
 
 
 # During a training
@@ -50,7 +54,7 @@ class WhenGood(Generic[F]):
 
     every, at_end = LOOK_EVERY, False
 
-    def __init__(self, sampler_of: Callable[[F], InU], score: Score, seed: int) -> None:
+    def __init__(self, sampler_of: SamplerOf[F], score: Score, seed: int) -> None:
         self.sampler_of = sampler_of
         self.score = score
         self.seed = seed
@@ -62,7 +66,7 @@ class WhenGood(Generic[F]):
         return sample is not None and surely_good(of_weights(sample, self.score), sample)
 
 
-class Judge(NamedTuple):
+class Comparison(NamedTuple):
     """Compares states of a training by draws from the same noise.
 
     Attributes
@@ -79,21 +83,21 @@ class Judge(NamedTuple):
     seed: int
 
     @classmethod
-    def of(cls, target: Score, start: Start[F]) -> Judge:
+    def of(cls, target: Score, start: Start[F]) -> Comparison:
         return cls(start.whitening.straighten(target), start.whitening.map, start.seed)
 
     @torch.no_grad()
-    def accepts(self, sampler: InU) -> bool:
+    def accepts(self, sampler: WhitenedSampler) -> bool:
         """Tell whether the draws of a sampler may be from the target, by Stein's identities."""
         y = self.map.unwhiten(self.draws(sampler))
         s = self.score.double(y)
         return bool(s.isfinite().all()) and agree(y, s)
 
-    def draws(self, sampler: InU) -> Tensor:
+    def draws(self, sampler: WhitenedSampler) -> Tensor:
         """Return draws u (n, d) of a sampler."""
         return sampler.sample_in_u(N_MONITOR_DRAWS, self._noise())
 
-    def reference(self, sampler: InU) -> Tensor:
+    def reference(self, sampler: WhitenedSampler) -> Tensor:
         """Return draws u (n, d) of the distribution that the states of a sampler must stay near."""
         return sampler.reference_in_u(N_MONITOR_DRAWS, self._noise())
 
@@ -106,7 +110,9 @@ class Judge(NamedTuple):
 
 
 @torch.no_grad()
-def watch_of(judge: Judge, sampler: InU, stopping: Plateau | None, *, guards: bool, noisy: bool) -> Watch:
+def watch_of(
+    comparison: Comparison, sampler: WhitenedSampler, stopping: Plateau | None, *, guards: bool, noisy: bool
+) -> Watch:
     """Return the rule for comparing states.
 
     A guarded state is kept if it has the smallest discrepancy among the states whose moments stay near the start's,
@@ -115,8 +121,8 @@ def watch_of(judge: Judge, sampler: InU, stopping: Plateau | None, *, guards: bo
 
     Parameters
     ----------
-    judge : Judge
-    sampler : InU
+    comparison : Comparison
+    sampler : WhitenedSampler
         It uses the family as it is trained.
     stopping : Plateau or None
     guards : bool
@@ -124,22 +130,23 @@ def watch_of(judge: Judge, sampler: InU, stopping: Plateau | None, *, guards: bo
     noisy : bool
         Whether the training uses minibatches.
     """
-    score = judge.score
-    discrepancy = FixedKernelKSD(score.double, score.n_features, score.device, judge.map)
-    reference, noise = judge.reference(sampler), 0.0
+    score = comparison.score
+    discrepancy = FixedKernelKSD(score.double, score.n_features, score.device, comparison.map)
+    reference, noise = comparison.reference(sampler), 0.0
     if guards or noisy:
-        values = [_value(discrepancy, judge.map.unwhiten(u)) for u in judge.draws(sampler).split(N_JUDGED_DRAWS)]
+        parts = comparison.draws(sampler).split(N_JUDGED_DRAWS)
+        values = [_value(discrepancy, comparison.map.unwhiten(u)) for u in parts]
         # a squared discrepancy per feature that does not matter
         noise = 0.0025 * score.n_features + 2 * float(np.std([v for v in values if math.isfinite(v)] or 0.0))
-    at_start = judge.error(judge.draws(sampler)[:N_JUDGED_DRAWS]) if noisy else 0.0
+    at_start = comparison.error(comparison.draws(sampler)[:N_JUDGED_DRAWS]) if noisy else 0.0
 
     @torch.no_grad()
     def look(_: nn.Module) -> tuple[float, Acceptable]:
-        u = judge.draws(sampler)
+        u = comparison.draws(sampler)
         some, verdict = u[:N_JUDGED_DRAWS], departure(u, reference)
-        value = _value(discrepancy, judge.map.unwhiten(some))
+        value = _value(discrepancy, comparison.map.unwhiten(some))
         if noisy and (verdict.accepted or not guards):
-            return value, Worsening(judge.error(some), at_start)
+            return value, Worsening(comparison.error(some), at_start)
         return value, verdict
 
     return Watch(look, stopping, every=LOOK_EVERY, keeps_best=guards or noisy, noise=noise)
@@ -191,7 +198,7 @@ def remark_of(watch: Watch, best_iter: int, n_before: int) -> str | None:
 
 
 def trained_fit(
-    done: Minimised, watches: list[Watch], sampler_of: Callable[[F], InU], family: F, start: Start[F], made_by: str
+    done: Minimised, watches: list[Watch], sampler_of: SamplerOf[F], family: F, start: Start[F], made_by: str
 ) -> Fit:
     """Return the fit at the end of a training, in the best state that was seen."""
     past, n_before = start.past, len(start.past.losses)

@@ -36,6 +36,10 @@ from skksivi.targets import Target
 
 LEVELS, MANY = np.array([0.05, 0.5, 0.95]), 1_000_000
 COLUMNS = ("means", "sds", "quantiles", "expectation", "importance", "evidence")
+HEADS = ("Fits", "Number", *(c.capitalize() for c in COLUMNS), "Refused", "Width", "Expectation's", "Calls")
+
+#: Faults that leave no draws where a part of the target is.
+LOST = ("a mode lost", "neck lost", "arc lost")
 
 
 class HalfBanana(Target):
@@ -64,7 +68,7 @@ GROUPS = {
     "defaults": "Default fits",
     "wrong starts": "Wrong starts",
     "trained starts": "The same, trained",
-    "wrong fits": "Wrong fits of known distributions",
+    "wrong fits": "Wrong fits",
 }
 
 
@@ -131,7 +135,7 @@ def intervals(value, se, true, true_se, sd=None):
     finite = np.isfinite(se) & np.isfinite(value)
     held = finite & (np.abs(value - true) <= 1.96 * np.hypot(np.where(finite, se, 0), true_se))
     row = {"finite": int(finite.sum()), "held": int(held.sum()), "all": se.size}
-    return row | ({} if sd is None else {"widths": (1.96 * se / sd)[finite].tolist()})
+    return row | ({} if sd is None else {"widths": (1.96 * se / sd)[finite].round(4).tolist()})
 
 
 def refused(n):
@@ -191,7 +195,7 @@ def of_default_fit(case, method, seed):
     row = by_weights(q, score, seed, true)
     row["expectation"] = intervals(controlled.value, controlled.se, *moments)
     half = 1.96 * controlled.se[:d] / true.sd
-    row["expectation"]["widths"] = half[np.isfinite(half)].tolist()
+    row["expectation"]["widths"] = half[np.isfinite(half)].round(4).tolist()
     row["importance"] = refused(2 * d)
     if sample.trusted:
         row["importance"] = intervals(*sample.expectation(lambda X: np.column_stack([X, X**2])), *moments)
@@ -221,11 +225,17 @@ def line(name, rows):
 
 
 def table(rows):
-    heads = ("Case", "Fits", *(c.capitalize() for c in COLUMNS), "Refused", "Width", "Expectation's", "Calls")
+    """Return the table of groups of fits."""
     groups = {name: select(rows, method=method) for method, name in GROUPS.items()}
-    cases = dict.fromkeys(row["case"] for row in rows if row["method"] in ("defaults", "quick"))
-    lines = [line(name, some) for name, some in groups.items() if some]
-    return rst(heads, [*lines, *(line(case, select(rows, case=case)) for case in cases)])
+    wrong = groups.pop(GROUPS["wrong fits"])
+    for name, is_lost in (("Wrong fits that lost a part", True), ("Other wrong fits", False)):
+        groups[name] = [row for row in wrong if (row["case"].split(", ", 1)[1] in LOST) == is_lost]
+    return rst(HEADS, [line(name, some) for name, some in groups.items() if some])
+
+
+def table_of_cases(rows):
+    some = [row for row in rows if row["method"] in ("defaults", "quick")]
+    return rst(HEADS, [line(case, select(some, case=case)) for case in dict.fromkeys(row["case"] for row in some)])
 
 
 def main():
@@ -247,6 +257,7 @@ def main():
             if name in MAKE and not hasattr(MAKE[name](), "sample"):
                 reference(name.removesuffix(" (shape)"))
     document = results(args, jobs, run, n_jobs=args.jobs)
+    print(table_of_cases(document["rows"]))
     show_tables(args, {"coverage": table(document["rows"])})
 
 

@@ -372,6 +372,7 @@ def test_adaptive_importance_sampling_has_the_moments_of_its_target(frontier, ga
 STUDIES = [
     ("amortized", "guide/amortized", ["amortized", "amortized_calibration", "amortized_single"]),
     ("comparison", "comparison", ["comparison"]),
+    ("coverage", "diagnose", ["coverage"]),
     ("defaults", "benchmarks", ["defaults"]),
     ("detached", "benchmarks", ["detached"]),
     ("diagnose", "diagnose", ["diagnose"]),

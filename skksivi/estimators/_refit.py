@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from skksivi.estimators._judge import Judged, is_better
 from skksivi.estimators._trained import F
 from skksivi.families._density import LogDensity
 from skksivi.families._derived import sampler_density
+from skksivi.families._layer import SemiImplicit
 from skksivi.families._samplers import Sampler
 from skksivi.families._weights import ImportanceSample, weighted_draws
 from skksivi.judge._thresholds import THRESHOLDS
@@ -162,15 +163,15 @@ def lacks_mass(family: nn.Module, sample: ImportanceSample) -> bool:
     """Tell whether a mixture of Gaussians lacks mass that weighted draws show, be it too little for an error that is
     beyond its limit.
     """
-    least = max(THRESHOLDS.near * THRESHOLDS.beyond, 1.6 * sample.lost_se)  # of a right fit one in twenty has it
+    least = max(THRESHOLDS.near * THRESHOLDS.beyond, 1.6 * sample.lost_se)  # 2 of 32 samples of right fits have it
     return sample.lost > least and isinstance(getattr(family, "mixing", None), GaussianMixtureDraws)
 
 
 @torch.no_grad()
 def with_lost_part(family: F, whitening: Whitening, sample: ImportanceSample) -> F:
     """Return a copy of a family that is a mixture of Gaussians, with one more for the mass that it hardly has."""
-    new: Any = copy.deepcopy(family)
-    old = new.mixing
+    new = cast("SemiImplicit", copy.deepcopy(family))
+    old = cast("GaussianMixtureDraws", new.mixing)
     u = whitening.whiten(torch.as_tensor(sample.X).to(old.means.device))
     part = lost_part(u, sample).draws(old.means.dtype, noise=new.sigma(old.means[:1]).square()[0])
     share = old.weights.new_tensor([sample.lost])

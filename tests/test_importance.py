@@ -26,6 +26,7 @@ from skksivi import (
 )
 from skksivi._utils.psis import generalised_pareto, pareto_smoothed
 from skksivi.baselines import SVGD, Laplace
+from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Refined
 from skksivi.families._weights import N_CHEAP
 from skksivi.judge._numbers import Numbers
@@ -507,3 +508,19 @@ def test_ratios_that_are_practically_equal_have_no_tail():
     np.testing.assert_array_equal(log_ratios, equal)
     assert k == 0
     assert pareto_smoothed(np.log1p(tail))[1] > 0.7
+
+
+def test_a_valley_to_the_reference_leaves_out_what_lies_beyond(monkeypatch):
+    """By its score alone, a target of two modes with a zero of the density between them."""
+
+    def score_fn(x):
+        return torch.stack([2 / x[:, 0] - 4 * (x[:, 0] - 4 * x[:, 0].sign()), -x[:, 1]], 1)
+
+    q = KSIVIApproximator(train=False, init=[[4.1, 0.0], [-4.1, 0.0]], random_state=0)
+    with pytest.warns(ConvergenceWarning, match="weight of the mode .* is unknown"):
+        q.fit(score_fn, n_features=2)
+    for m in q.whitening_.modes:
+        origin = Affine(torch.as_tensor(m), torch.eye(2, dtype=torch.float64))
+        monkeypatch.setattr("skksivi.families._weights.origin_of", lambda _, origin=origin: origin)
+        with pytest.warns(UserWarning, match="left out"):
+            assert importance_sample(q, score_fn, random_state=0).left_out == pytest.approx(0.5, abs=0.1)

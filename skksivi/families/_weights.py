@@ -440,10 +440,10 @@ def _by_lines(
     lengths = (u - at_centres[nearest]).norm(dim=1) / (math.sqrt(x.shape[1]) + 3)
     lengths = lengths.nan_to_num(1.0, posinf=1.0).clamp_max(1e6)
     heights = x.new_zeros(len(centres))
-    if len(centres) > 1:
-        heights[1:] = log_ratio(score, origins[0], origins[1:])
     if reference is not None:
-        heights += log_ratio(score, reference, origins[:1])
+        heights = log_ratio(score, reference, origins)  # NaN beyond a deep valley
+    elif len(centres) > 1:
+        heights[1:] = log_ratio(score, origins[0], origins[1:])
     log_p, gap = x.new_zeros(2, len(x)).unbind()
     for k in nearest.unique().tolist():
         rows = nearest == k

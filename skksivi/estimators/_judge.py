@@ -77,7 +77,7 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
     spent, V = score.tally.total, None if costly else _suspects(sampler, score, seed)
     has_fault = score.tally.fault is not None  # such as noise, which more draws do not lower
     for times in () if costly else (1,) if has_fault else (1, 4, 16):  # more draws where fewer leave a doubt
-        if times == 16 and times * N_CHEAP > spent / 10:
+        if times == 16 and times * N_CHEAP > spent / 10 and not _is_contrary(verdict):
             break
         if (more := weighted_draws(sampler, score.double, seed ^ 1, times)) is None:
             break
@@ -97,6 +97,11 @@ def _is_open(verdict: Verdict, sample: ImportanceSample) -> bool:
         return True
     near = verdict.errors.worst(THRESHOLDS.n_se).excess > THRESHOLDS.near
     return near or verdict.errors.se > 1 or sample.lost > THRESHOLDS.near * THRESHOLDS.beyond
+
+
+def _is_contrary(verdict: Verdict) -> bool:
+    """Tell whether a verdict is good although a mean or a standard deviation seems to be off by more than its limit."""
+    return verdict.good and verdict.errors is not None and verdict.errors.of_moments > 1
 
 
 def surely_good(verdict: Verdict, sample: ImportanceSample) -> bool:
@@ -158,10 +163,17 @@ def _errors(rows: WeightedRows, f: np.ndarray, g: np.ndarray) -> Errors:
     sides = [rows.means(x.astype(float), y.astype(float)) for x, y in ((f < low, g < low), (f > high, g > high))]
     beyond, beyond_se = (np.array(parts) for parts in zip(*sides, strict=True))
     away = np.log(np.maximum(np.abs(g - np.median(g, 0)), np.finfo(np.float64).tiny))
-    # its sd cannot be estimated from 0.45 on; it is infinite from a half on
-    is_light = np.array([pareto_smoothed(column)[1] < 0.45 for column in away.T])
-    moments = {name: is_light * getattr(found, name) for name in ("mean", "mean_se", "sd", "sd_se")}
-    return found._replace(beyond=beyond, beyond_se=beyond_se, **moments)
+    k = np.array([pareto_smoothed(column)[1] for column in away.T])
+    # the standard error of a mean is infinite for k from a half on, and that of an sd from a quarter on
+    has_mean, has_sd = k < 0.45, k < 0.3
+    return found._replace(
+        mean=has_mean * found.mean,
+        mean_se=has_mean * found.mean_se,
+        sd=has_sd * found.sd,
+        sd_se=has_sd * found.sd_se,
+        beyond=beyond,
+        beyond_se=beyond_se,
+    )
 
 
 def _own_parameters(score: Score, sample: ImportanceSample) -> tuple[np.ndarray, np.ndarray, list[str]] | None:

@@ -103,6 +103,12 @@ class Errors(NamedTuple):
         return max(found, key=lambda each: each.excess)
 
     @property
+    def of_moments(self) -> float:
+        """The largest error of a mean or a standard deviation in units of its limit."""
+        (_, of_means, _, mean), (_, of_sds, _, sd), *_ = self._parts()
+        return float(max((np.abs(of_means) / mean).max(), (np.abs(of_sds) / sd).max()))
+
+    @property
     def se(self) -> float:
         """The largest standard error of a mean or a standard deviation in units of its limit; quantiles have more."""
         (_, _, of_means, mean), (_, _, of_sds, sd), *_ = self._parts()

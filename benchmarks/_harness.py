@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 import warnings
@@ -21,8 +22,15 @@ from joblib import Parallel, delayed
 
 from skksivi import __version__
 
+GIT = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+
 #: Kept with each result.
-VERSIONS = {"skksivi": __version__, "torch": torch.__version__, "numpy": np.__version__}
+VERSIONS = {
+    "skksivi": __version__,
+    "commit": subprocess.run(GIT, capture_output=True, text=True, check=False).stdout.strip(),
+    "torch": torch.__version__,
+    "numpy": np.__version__,
+}
 JOB = ("case", "method", "seed")
 
 

@@ -1,6 +1,8 @@
 """The stages of the pilot: each has a target that it exists for, and one that it leaves alone; and one judge."""
 
+import itertools
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -243,6 +245,19 @@ def test_a_spent_budget_leaves_the_best_points():
         q = KSIVIApproximator(whiten=Pilot(max_score_calls=1500), random_state=0).fit(bent_score, n_features=2)
     assert not q.whitening_.converged
     assert np.isfinite(q.sample(10)).all()
+
+
+@pytest.mark.parametrize("has_density", [False, True])
+def test_of_rough_points_the_nearest_to_the_target_are_taken(has_density):
+    """Wherever they come in the order in which they were found: an overly wide, a right and a narrow set."""
+    noise, score = torch.randn(200, 3, generator=generator()).double(), in_double(torch.neg, 3)
+    score = replace(score, log_prob=lambda x: -x.square().sum(1) / 2) if has_density else score
+    for scales in itertools.permutations([30.0, 1.2, 0.1]):
+        known = Known(score, noise[:1], True, Pilot(), generator(), False)
+        for scale in scales:
+            known.add(PilotPoints(scale * noise, [200], scale * noise.std(0)))
+        known.take_best()
+        assert known.points.x.std() == pytest.approx(1.2, rel=0.1)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@ r"""Importance sampling from Gaussian mixtures that are fitted to its draws, wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -279,6 +279,25 @@ def resampled(
     if not s.isfinite().all():
         return None
     return BatchedDraws(u[kept][i], s[i]), (float(J), float(se))
+
+
+def nearest_points(score: DifferentiableScore, found: Sequence[PilotPoints], generator: torch.Generator) -> int:
+    """Return which of several sets of points has the mixture q with the largest E_p log q, by draws of all of them.
+
+    Those of a set alone would not show what it lacks.
+    """
+    mixtures = [points.mixture or fitted(points.x, generator) for points in found]
+    together = Components.together(mixtures)
+    q, wide = together.draws(), HeavyTailed.wider(together.draws())
+    x = wide.sample(1024, generator)
+    if score.log_prob is None:
+        log_p = along_lines(score, q, together.weights @ together.means, x)[1] + q.log_density(x)
+    else:
+        log_p = score.log_prob(x).detach()
+    w = (log_p - wide.log_density(x)).nan_to_num(-math.inf, -math.inf, -math.inf).softmax(0)
+    inside = w > 0
+    values = [w[inside] @ each.draws().log_density(x[inside]) for each in mixtures]
+    return int(torch.stack(values).nan_to_num(-math.inf).argmax())
 
 
 class HeavyTailed(NamedTuple):

@@ -164,6 +164,8 @@ def explored(known: Known) -> Found:
     except BudgetError:
         if known.points is None:
             raise
+    else:
+        known.take_best()
     known.symmetrise()
     return _by_curvature(known) if known.points is None else _of_points(known, known.points)
 

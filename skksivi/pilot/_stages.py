@@ -24,7 +24,13 @@ from skksivi.judge._verdict import Grade, Verdict
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble
 from skksivi.pilot._faults import fault_of_noise, look_for_jump
-from skksivi.pilot._importance import BatchedDraws, pilot_of_mixture, standard_pilot, without_wrong_density
+from skksivi.pilot._importance import (
+    BatchedDraws,
+    nearest_points,
+    pilot_of_mixture,
+    standard_pilot,
+    without_wrong_density,
+)
 from skksivi.pilot._mixture import MOST_FEATURES, gaussian_of, matched
 from skksivi.pilot._mode_weights import Weighing, are_near, pilot_of_several, pooled, symmetrised, with_mode_weights
 from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, mode_from_prior, search_around
@@ -79,6 +85,8 @@ class Known:
         Chains that may go on.
     points : PilotPoints or None
         The last that were found.
+    others : list of tuple
+        Those before, none of which was good, with their modes and what found them.
     modes_of_points : ModeMaps
         The modes that were known then: a wider search may find others, and no better points.
     found_by : str
@@ -97,6 +105,7 @@ class Known:
     metric: Affine | None = None
     ensemble: ChainEnsemble | None = None
     points: PilotPoints | None = None
+    others: list[tuple[PilotPoints, ModeMaps, str]] = field(default_factory=list)
     modes_of_points: ModeMaps = NO_MODES
     found_by: str = LAPLACE
     attempts: list[Attempt] = field(default_factory=list)
@@ -175,10 +184,24 @@ class Known:
         if not len(points.x) and self.points is not None:
             self.points = self.points._replace(verdict=points.verdict)
         elif len(points.x) and (self.points is None or not _is_better(self.points.judged(), points.judged())):
+            if self.points is not None:
+                self.others.append((self.points, self.modes_of_points, self.found_by))
             self.points, self.modes_of_points = points, self.modes
             of_chains = points.verdict.grade == Grade.CHAINS_AGREE
             names = explorations - {"importance sampling"} if of_chains else explorations
             self.found_by = next((name for name in reversed(self.score.tally.begun) if name in names), LAPLACE)
+
+
+    def take_best(self) -> None:
+        """Take those of all points, none of which is good, that are nearest to the target by weighted draws."""
+        now = self.points
+        if now is None or now.judged().grade > Grade.ROUGH or self.n_features >= MANY_FEATURES:
+            return
+        found = [(now, self.modes_of_points, self.found_by), *reversed(self.others)]
+        found = [each for each in found if each[0].warp is None]
+        if now.warp is None and len(found) > 1:
+            i = nearest_points(self.score, [points for points, *_ in found], self.generator)
+            self.points, self.modes_of_points, self.found_by = found[i]
 
 
 def _is_better(a: Verdict, b: Verdict) -> bool:

@@ -20,12 +20,12 @@ A = torch.tensor([1.0, -2.0, 0.5, 1.0], dtype=torch.float64)
 
 
 def nodes_of(score, metric, a, monkeypatch):
-    """Return the profile, and the nodes it consists of."""
+    """Return the profile, with log p at its means, and the nodes it consists of."""
     found = []
     monkeypatch.setattr(
         module, "_mixture", lambda lines, own=module._mixture: (found.extend(lines[0]), own(lines))[1]
     )
-    return profile(Conditionals.given(score, metric, a[:, None])), found
+    return *profile(Conditionals.given(score, metric, a[:, None])), found
 
 
 @pytest.mark.parametrize("has_density", [True, False])
@@ -34,7 +34,7 @@ def test_of_a_gaussian_it_has_the_conditional_means_and_the_marginal(has_density
     by_density = from_log_prob(lambda x: -(x @ P.to(x) * x).sum(-1) / 2, D)
     score = resolved(by_density if has_density else from_score_fn(lambda x: -x @ P.numpy(), n_features=D))
     monkeypatch.setattr(module, "SAME", 0.0)
-    mixture, nodes = nodes_of(score, Affine.shift(torch.zeros_like(A)), A, monkeypatch)
+    mixture, heights, nodes = nodes_of(score, Affine.shift(torch.zeros_like(A)), A, monkeypatch)
     a = A / A.norm()
     variance = a @ C @ a
     for node in nodes:
@@ -46,6 +46,8 @@ def test_of_a_gaussian_it_has_the_conditional_means_and_the_marginal(has_density
     assert marginal.min() < marginal.max() - 7
     map_ = mixture.map()
     torch.testing.assert_close(map_.L @ map_.L.mT, C, rtol=0.1, atol=0.1)
+    exact = -((mixture.means @ P) * mixture.means).sum(1) / 2
+    torch.testing.assert_close(heights.log_p - heights.log_p.max(), exact - exact.max(), rtol=1e-3, atol=1e-3)
 
 
 def test_it_follows_a_funnel_into_its_neck(monkeypatch):
@@ -53,7 +55,7 @@ def test_it_follows_a_funnel_into_its_neck(monkeypatch):
     score = resolved(Funnel())
     d = score.n_features
     e = torch.eye(d, dtype=torch.float64)[0]
-    mixture, nodes = nodes_of(score, Affine.shift(0 * e), e, monkeypatch)
+    mixture, _, nodes = nodes_of(score, Affine.shift(0 * e), e, monkeypatch)
     v, marginal = (np.array([float(getattr(node, k)) for node in nodes]) for k in ("c", "log_marginal"))
     np.testing.assert_allclose(marginal - marginal.max(), -(v**2) / 18, atol=1e-6)
     assert v.min() < -10

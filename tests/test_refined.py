@@ -20,6 +20,7 @@ from skksivi.pilot._importance import (
     WIDER,
     BatchedDraws,
     HeavyTailed,
+    Heights,
     along_lines,
     pilot_with,
     refined_pilot,
@@ -174,10 +175,12 @@ def test_the_density_of_what_is_weighed_is_normalised(d):
 
 
 @pytest.mark.parametrize("d", [1, 5])
-def test_ratios_by_lines_are_those_of_the_densities(d):
-    q = drawn_by(mixture(d))
+@pytest.mark.parametrize("k", [1, 2])
+def test_ratios_by_lines_are_those_of_the_densities(d, k):
+    """Lines start at the nearest of the points whose heights are known."""
+    q, known = drawn_by(mixture(d)), Components(*(part[:k] for part in mixture(d)))
     u = HeavyTailed.wider(q).sample(500, generator())
-    s, ratios = along_lines(as_score(gumbel_score, d=d), q, origin(d), u)
+    s, ratios = along_lines(as_score(gumbel_score, d=d), q, Heights(known, gumbel_log_prob(known.means)), u)
     expected = gumbel_log_prob(u) - q.log_density(u)
     torch.testing.assert_close(s, gumbel_score(u))
     error = ((ratios - ratios[0]) - (expected - expected[0])).abs()

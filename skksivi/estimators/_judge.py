@@ -100,7 +100,7 @@ def _is_open(verdict: Verdict, sample: ImportanceSample) -> bool:
 
 
 def _is_contrary(verdict: Verdict) -> bool:
-    """Tell whether a verdict is good although a mean or a standard deviation seems to be off by more than its limit."""
+    """Tell whether a verdict is good although a mean or an sd seems to be off by more than its limit."""
     return verdict.good and verdict.errors is not None and verdict.errors.of_moments > 1
 
 

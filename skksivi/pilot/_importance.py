@@ -82,6 +82,17 @@ def fitted(x: Tensor, generator: torch.Generator) -> Components:
     return fitted_mixture([x], generator, shuffles=False)
 
 
+class Heights(NamedTuple):
+    """Values log_p (k,), up to a constant, at the means of the Gaussians of a mixture."""
+
+    mixture: Components
+    log_p: Tensor
+
+    def nearest(self, u: Tensor) -> Tensor:
+        """Return for each of points u (n, d) the Gaussian that has most density there."""
+        return self.mixture.draws().log_parts(u).argmax(0)
+
+
 class Plan(NamedTuple):
     """The settings of a refinement.
 
@@ -103,6 +114,8 @@ class Plan(NamedTuple):
         Linear functions of u along which some draws go further, where chains have not been.
     n_draws : int, default=512
         Of a round, at least.
+    heights : Heights, default=None
+        Where log p is known, for integrals of a score to start there; by default they start at the mixture's mean.
     far : float, default=0.1
         The divergence of the mixture for each feature, in nats, beyond which draws are only points to fit the next
         one to: their scores are zero where log p was evaluated instead.
@@ -117,6 +130,7 @@ class Plan(NamedTuple):
     keeps: bool = True
     along: Tensor | None = None
     n_draws: int = N_DRAWS
+    heights: Heights | None = None
     far: float = THRESHOLDS.late_divergence[0]
 
     def is_far(self, divergence: float, n_features: int) -> bool:
@@ -256,7 +270,7 @@ def resampled(
     q, wide = mixture.draws(), HeavyTailed.wider(plan.stretched(mixture).draws())
     u = wide.sample(n, generator)
     if score_u.log_prob is None:
-        s, ratios = along_lines(score_u, q, mixture.weights @ mixture.means, u)
+        s, ratios = along_lines(score_u, q, plan.heights or _of_centre(mixture), u)
     else:
         s, ratios = None, score_u.log_prob(u).detach() - q.log_density(u)
     own, inside = q.log_density(u) - wide.log_density(u), ratios.isfinite()
@@ -291,7 +305,7 @@ def nearest_points(score: DifferentiableScore, found: Sequence[PilotPoints], gen
     q, wide = together.draws(), HeavyTailed.wider(together.draws())
     x = wide.sample(1024, generator)
     if score.log_prob is None:
-        log_p = along_lines(score, q, together.weights @ together.means, x)[1] + q.log_density(x)
+        log_p = along_lines(score, q, _of_centre(together), x)[1] + q.log_density(x)
     else:
         log_p = score.log_prob(x).detach()
     w = (log_p - wide.log_density(x)).nan_to_num(-math.inf, -math.inf, -math.inf).softmax(0)
@@ -334,26 +348,37 @@ class HeavyTailed(NamedTuple):
         return (tops + factor - (nu + d) / 2 * (squares / nu).log1p()).logsumexp(0)
 
 
+def _of_centre(mixture: Components) -> Heights:
+    """Return the mean of a mixture as where log p is zero."""
+    m = mixture.weights @ mixture.means
+    return Heights(Components(m.new_ones(1), m[None], mixture.covariances[:1]), m.new_zeros(1))
+
+
 def along_lines(
-    score_u: DifferentiableScore, q: GaussianMixtureDraws, origin: Tensor, u: Tensor
+    score_u: DifferentiableScore, q: GaussianMixtureDraws, known: Heights, u: Tensor
 ) -> tuple[Tensor, Tensor]:
     r"""Return the score at u (n, d), and :math:`\log p(u) / q(u)` up to a constant, by the score alone.
 
-    It is the integral of :math:`s_p - s_q` from an origin (d,), smooth where they are alike: by Lobatto's rule of
-    four points and, where that is wrong for :math:`s_q`, whose integral is known, by Kronrod's seven.
+    It is the integral of :math:`s_p - s_q` from the nearest point where log p is known, smooth where they are alike:
+    by Lobatto's rule of four points and, where that is wrong for :math:`s_q`, whose integral is known, by Kronrod's
+    seven.
     """
-    x = torch.cat([origin[None], *lobatto_nodes(origin.expand_as(u), u), u])
+    origins, nearest = known.mixture.means, known.nearest(u)
+    start = origins[nearest]
+    x = torch.cat([origins, *lobatto_nodes(start, u), u])
     s, s_q = score_u(x).detach(), q.score(x)
 
     def integral(s: Tensor) -> Tensor:
-        s_1, s_2, s_u = s[1:].chunk(3)
-        return lobatto(s[:1], s_1, s_2, s_u, u - origin)
+        s_1, s_2, s_u = s[len(origins) :].chunk(3)
+        return lobatto(s[nearest], s_1, s_2, s_u, u - start)
 
+    log_q = q.log_density(origins)
+    at_origins = known.log_p - log_q
     ratio = integral(s - s_q)
-    rows = (integral(s_q) - q.log_density(u) + q.log_density(origin[None])).abs() > MAX_ERROR
+    rows = (integral(s_q) - q.log_density(u) + log_q[nearest]).abs() > MAX_ERROR
     if rows.any():
-        ratio[rows] = kronrod(lambda x: score_u(x) - q.score(x), origin, u[rows])[0]
-    return s[-len(u) :], ratio
+        ratio[rows] = kronrod(lambda x: score_u(x) - q.score(x), start[rows], u[rows])[0]
+    return s[-len(u) :], ratio + (at_origins - at_origins[0])[nearest]
 
 
 def target_moments(draws: BatchedDraws) -> TargetMoments:

@@ -30,7 +30,7 @@ from torch import Tensor
 from skksivi.coordinates._affine import Affine, Plane, WhitenedScore
 from skksivi.coordinates._lines import log_ratio
 from skksivi.judge._thresholds import THRESHOLDS
-from skksivi.pilot._importance import PLAIN, pilot_of_mixture, pilot_with, plain_moments, resampled
+from skksivi.pilot._importance import PLAIN, Heights, pilot_of_mixture, pilot_with, plain_moments, resampled
 from skksivi.pilot._mixture import Components, gaussian_of
 from skksivi.pilot._newton import MAX_STEPS, is_spike, search_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints, judge_weights
@@ -129,21 +129,23 @@ def by_profile(given: Conditionals, generator: torch.Generator, known: Tensor | 
     are many or the first ones are like points (n, d) that are known; None where it has no end.
     """
     try:
-        mixture = profile(given)
+        known_by = profile(given)
     except DIVERGED:
         return None
-    if mixture is None:
+    if known_by is None:
         return None
+    mixture, heights = known_by
     score_u, found = given.metric.pull_back(given.score_x), None
     if mixture.means.shape[1] < MANY_FEATURES:
         doubt = None if known is None else partial(_differ, given.metric.whiten(known) @ given.A, given.A)
-        found = _converged(score_u, mixture, generator, doubt)
+        found = _converged(score_u, mixture, heights, generator, doubt)
     return (found or pilot_of_mixture(mixture, N_DRAWS)).unwhitened(given.metric)
 
 
 def _converged(
     score_u: DifferentiableScore,
     start: Components,
+    heights: Heights,
     generator: torch.Generator,
     doubt: Callable[[Tensor], bool] | None,
 ) -> PilotPoints | None:
@@ -154,7 +156,7 @@ def _converged(
     neck.
     """
     mixture, drawn, d = start, list[Tensor](), start.means.shape[1]
-    plan = PLAIN._replace(n_draws=N_DRAWS, least_share=0.05, far=-math.inf)
+    plan = PLAIN._replace(n_draws=N_DRAWS, least_share=0.05, far=-math.inf, heights=heights)
     n_rounds = 8
     soon = 3  # large errors end the search then; later two Gaussians are about a value, as scales not held give tails
     for i in range(1, n_rounds + 1):
@@ -185,9 +187,9 @@ def _differ(known: Tensor, A: Tensor, u: Tensor) -> bool:
     return any(bool((a.abs() > 3.0 * se).any()) for a, se in ((shift, by.mean_se), (ratio, by.sd_se)))
 
 
-def profile(given: Conditionals) -> Components | None:
-    """Return Gaussians of u along each direction, through the top of the marginal density; None where one of them has
-    no end.
+def profile(given: Conditionals) -> tuple[Components, Heights] | None:
+    """Return Gaussians of u along each direction, through the top of the marginal density, and log p at their means;
+    None where one of them has no end.
     """
     found = _top_of(given)
     if found is None:
@@ -201,7 +203,8 @@ def profile(given: Conditionals) -> Components | None:
         if len(nodes) < 3 or ends > _highest(nodes) - 4.0:
             return None
         lines.append(nodes)
-    return _mixture(lines)
+    mixture = _mixture(lines)
+    return mixture, Heights(mixture, mixture.means.new_tensor([node.height for nodes in lines for node in nodes]))
 
 
 def _top_of(given: Conditionals) -> tuple[Node, list[float]] | None:

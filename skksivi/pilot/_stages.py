@@ -191,7 +191,6 @@ class Known:
             names = explorations - {"importance sampling"} if of_chains else explorations
             self.found_by = next((name for name in reversed(self.score.tally.begun) if name in names), LAPLACE)
 
-
     def take_best(self) -> None:
         """Take those of all points, none of which is good, that are nearest to the target by weighted draws."""
         now = self.points

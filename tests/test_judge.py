@@ -9,7 +9,7 @@ from plain_targets import as_score
 
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._lines import in_panels
+from skksivi.coordinates._lines import KRONROD, in_panels
 from skksivi.estimators._judge import of_weights
 from skksivi.families._derived import SCALES, STRETCHES, DefensiveMixture
 from skksivi.families._samplers import Gaussian
@@ -128,7 +128,7 @@ def test_panels_do_not_pass_over_a_narrow_core():
     score = as_score(lambda x: torch.func.grad(lambda x: log_prob(x).sum())(x), d=1)
     b = torch.tensor([[0.5], [1.0], [2.0]]).double()
     exact = log_prob(b) - log_prob(torch.zeros(1, 1).double())
-    whole, gap = in_panels(score, torch.zeros(1).double(), b, b[:, 0] / 0.04)
+    whole, gap = in_panels(score, torch.zeros(1).double(), b, b[:, 0] / 0.04, KRONROD)
     assert ((whole - exact).abs() < 0.5 + gap).all()
     assert (gap > 0.05).all()
 

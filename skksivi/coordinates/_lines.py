@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,13 +47,45 @@ def lobatto(s_x: Tensor, s_1: Tensor, s_2: Tensor, s_y: Tensor, gap: Tensor) -> 
     return ((s_x + 5 * (s_1 + s_2) + s_y) * gap).sum(1) / 12
 
 
+class Rule(NamedTuple):
+    """The nodes (n,) of a rule for integrals over [0, 1], both ends among them, its weights, and those of a coarser
+    rule.
+    """
+
+    nodes: tuple[float, ...]
+    weights: tuple[float, ...]
+    coarse: tuple[float, ...]
+
+    def integrate(self, score_fn: ScoreFunction, a: Tensor, s_a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log p(b) - log p(a) of points a, b (n, d), its difference from the coarser rule, and the score at b,
+        given that at a.
+        """
+        x = torch.stack([torch.lerp(a, b, t) for t in self.nodes[1:]])
+        s = torch.cat([s_a[None], score_fn(x.flatten(0, 1)).detach().view(x.shape)])
+        slopes = (s * (b - a)).sum(2)
+        weights, coarse = a.new_tensor(self.weights), a.new_tensor(self.coarse)
+        return weights @ slopes, (weights - coarse) @ slopes, s[-1]
+
+
+#: Simpson's rule and the trapezoid rule.
+SIMPSON = Rule((0, 1 / 2, 1), (1 / 6, 2 / 3, 1 / 6), (1 / 2, 0, 1 / 2))
+
+#: Kronrod's extension of Lobatto's rule of four points, to seven (Gander and Gautschi 2000, BIT 40(1)).
+_OUTER, _INNER = math.sqrt(2 / 3) / 2, 1 / math.sqrt(5) / 2
+KRONROD = Rule(
+    (0, 0.5 - _OUTER, 0.5 - _INNER, 0.5, 0.5 + _INNER, 0.5 + _OUTER, 1),
+    tuple(w / 2940 for w in (77, 432, 625, 672, 625, 432, 77)),
+    tuple(w / 12 for w in (1, 0, 5, 0, 5, 0, 1)),
+)
+
+
 def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Integrate the score along lines by Kronrod's extension of Lobatto's rule of four points, to seven.
+    r"""Integrate the score along lines by Kronrod's rule of seven points.
 
     Parameters
     ----------
     score_fn : callable
-    a : Tensor of shape (d,) or (n, d)
+    a : Tensor of shape (1, d) or (n, d)
     b : Tensor of shape (n, d)
 
     Returns
@@ -61,24 +94,13 @@ def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
         :math:`\log p(b) - \log p(a)`.
     gap : Tensor of shape (n,)
         The difference from Lobatto's rule; the error is much smaller.
-
-    References
-    ----------
-    Gander, W. and Gautschi, W. (2000). Adaptive quadrature: revisited. BIT 40(1).
     """
-    outer, inner = math.sqrt(2 / 3), 1 / math.sqrt(5)
-    nodes = a.new_tensor([1 - outer, 1 - inner, 1, 1 + inner, 1 + outer, 2])
-    points = torch.lerp(a, b, nodes[:, None, None] / 2)
-    s_a, s = score_fn(a.reshape(-1, a.shape[-1])).detach(), score_fn(points.flatten(0, 1)).detach().view(points.shape)
-    f1, f2, f3, f4, f5, f_b = (s * (b - a)).sum(-1)
-    ends = (s_a * (b - a)).sum(-1) + f_b
-    ratio = (77 * ends + 432 * (f1 + f5) + 625 * (f2 + f4) + 672 * f3) / 2940
-    return ratio, ratio - (ends + 5 * (f2 + f4)) / 12
+    return KRONROD.integrate(score_fn, a.expand_as(b), score_fn(a).detach().expand_as(b), b)[:2]
 
 
-def in_panels(score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Integrate the score along lines by Kronrod's rule in panels, the first as long as the inner part of a target,
-    each other four times: one panel would pass over that where a line leads far out.
+def in_panels(score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """Integrate the score along lines by a rule in panels, the first as long as the inner part of a target, each
+    other four times: one panel would pass over that where a line leads far out.
 
     Parameters
     ----------
@@ -87,22 +109,24 @@ def in_panels(score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor) ->
     b : Tensor of shape (n, d)
     lengths : Tensor of shape (n,)
         Of the lines, in units of the inner part.
+    rule : Rule
 
     Returns
     -------
     log_ratio, gap : Tensor of shape (n,)
         As by `kronrod`, the gaps added up.
     """
-    ends = torch.lerp(a, b, (1 / lengths.clamp_min(1))[:, None])
-    ratio, gap = kronrod(score_fn, a, ends)
-    gap, reached = gap.abs(), torch.ones_like(lengths)
-    while (rows := (lengths > reached).nonzero()[:, 0]).numel():
-        reached[rows] *= 4
+    ends, s_ends = a.expand_as(b).clone(), score_fn(a[None]).detach().expand_as(b).clone()
+    ratio, gap, reached = a.new_zeros(3, len(b)).unbind()
+    rows = torch.arange(len(b), device=a.device)
+    while rows.numel():
+        reached[rows] = (4 * reached[rows]).clamp_min(1)
         further = torch.lerp(a, b[rows], (reached[rows] / lengths[rows]).clamp_max(1)[:, None])
-        more, its_gap = kronrod(score_fn, ends[rows], further)
-        ratio[rows] += more
+        value, its_gap, s_ends[rows] = rule.integrate(score_fn, ends[rows], s_ends[rows], further)
+        ratio[rows] += value
         gap[rows] += its_gap.abs()
         ends[rows] = further
+        rows = rows[lengths[rows] > reached[rows]]
     return ratio, gap
 
 

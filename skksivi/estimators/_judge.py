@@ -21,7 +21,7 @@ from skksivi.coordinates._affine import Identity
 from skksivi.coordinates._whitening import LONG_CHAINS, Whitening
 from skksivi.families._derived import knows_density
 from skksivi.families._samplers import Layer, Layers, Sampler
-from skksivi.families._weights import N_CHEAP, ImportanceSample, weighted_draws
+from skksivi.families._weights import ImportanceSample, weighted_draws
 from skksivi.judge._numbers import Numbers, WeightedRows
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Errors, Grade, Verdict, words_of
@@ -74,11 +74,13 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
         return Judged(verdict, None)
     # else the density costs little beside the training
     costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < 1_000_000
-    spent, V = score.tally.total, None if costly else _suspects(sampler, score, seed)
+    spent = before = score.tally.total
+    V = None if costly else _suspects(sampler, score, seed)
     has_fault = score.tally.fault is not None  # such as noise, which more draws do not lower
     for times in () if costly else (1,) if has_fault else (1, 4, 16):  # more draws where fewer leave a doubt
-        if times == 16 and times * N_CHEAP > spent / 10 and not _is_contrary(verdict):
+        if times == 16 and 4 * (score.tally.total - before) > (spent if _is_contrary(verdict) else spent / 10):
             break
+        before = score.tally.total
         if (more := weighted_draws(sampler, score.double, seed ^ 1, times)) is None:
             break
         sample, verdict = more, of_weights(more, score, sampler.whitening, V)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array
 from skksivi._utils.psis import most_trusted, pareto_smoothed, standard_error
-from skksivi.coordinates._lines import in_panels, log_ratio
+from skksivi.coordinates._lines import KRONROD, SIMPSON, in_panels, log_ratio
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._density import N_DRAWS, LogDensity
 from skksivi.families._derived import DefensiveMixture, asks_for_score, knows_density, sampler_density
@@ -22,7 +22,7 @@ from skksivi.families._samplers import Layer, Layers, Sampler
 from skksivi.judge._numbers import WeightedRows
 from skksivi.pilot._modes import log_density, origin_of
 from skksivi.pilot._pilot import MAX_FEATURES
-from skksivi.score._score import Score
+from skksivi.score._score import Score, ScoreFunction
 
 #: The fewest draws whose ratio must be finite, and the smallest effective sample size of reliable weights.
 LEAST_DRAWS, LEAST_EFFECTIVE = 100, 30
@@ -424,44 +424,68 @@ def _by_lines(
     """Return log p (n,) at points x (n, d) by integrals of the score from the nearest mode, given the log-density
     that has drawn them; None where too many that matter cannot be integrated by a few points.
 
-    Lines are straight in coordinates where the target is, but for those that need many points: where the rules of
-    four and of seven differ by more than the most gap, in nats. p is one at the reference (d,), or at the first mode.
+    Lines are straight in coordinates where the target nearly is a standard normal distribution, whose score is taken
+    off, but for those that need many points: where two rules differ by more than the most gap, in nats. p is one at
+    the reference (d,), or at the first mode.
     """
     warp, y, log_scale = whitening.warp, x, torch.zeros_like(log_m)
-    centres, score_y = torch.as_tensor(whitening.modes).to(x), whitening.straighten(score)
+    centres, score_u = torch.as_tensor(whitening.modes).to(x), whitening.pull_back(score)
     if warp is not None or len(centres) < 2:
         centres = whitening.map.m[None]
     origins = centres
     if warp is not None:
         (y, log_scale), (origins, at_origin) = warp.warp(x), warp.unwarp(centres)
         log_scale = log_scale - at_origin
-    u, at_centres = whitening.map.whiten(y), whitening.map.whiten(centres)
-    nearest = torch.cdist(u, at_centres).nan_to_num(math.inf).argmin(1)
-    lengths = (u - at_centres[nearest]).norm(dim=1) / (math.sqrt(x.shape[1]) + 3)
-    lengths = lengths.nan_to_num(1.0, posinf=1.0).clamp_max(1e6)
     heights = x.new_zeros(len(centres))
     if reference is not None:
         heights = log_ratio(score, reference, origins)  # NaN beyond a deep valley
     elif len(centres) > 1:
         heights[1:] = log_ratio(score, origins[0], origins[1:])
-    log_p, gap = x.new_zeros(2, len(x)).unbind()
-    for k in nearest.unique().tolist():
-        rows = nearest == k
-        ratio, gap[rows] = in_panels(score_y, centres[k], y[rows], lengths[rows])
-        log_p[rows] = heights[k] + ratio - log_scale[rows]
-    surely = gap < most_gap
-    if not surely.any():
+    u, at_centres = whitening.map.whiten(y), whitening.map.whiten(centres)
+    nearest = torch.cdist(u, at_centres).nan_to_num(math.inf).argmin(1)
+    known = heights[nearest] - log_scale
+    integral, gap = _by_few_points(score_u, at_centres, u, nearest, known - log_m, most_gap / 5)
+    log_p = known + integral
+    rough = _matters(log_p - log_m, gap, most_gap)
+    if not (gap < most_gap).any():
         return None
-    weights = log_p - log_m
-    rough = ~surely & ~(weights + gap < weights[surely].max() - 15)
-    most = score.tally.total + 50 * len(x)  # the points of all lines that need many
-    for rows in rough.nonzero()[:, 0].split(8):
-        if score.tally.total > most or score.tally.fault is not None:  # integrals of noise have no end
+    most_calls = score.tally.total + 50 * len(x)  # the points of all lines that need many
+    for some in rough.nonzero()[:, 0].split(8):
+        if score.tally.total > most_calls or score.tally.fault is not None:  # integrals of noise have no end
             return None
-        for k in nearest[rows].unique().tolist():
-            own = rows[nearest[rows] == k]
-            log_p[own] = heights[k] + log_ratio(score, origins[k], x[own])
+        for k, rows in _groups(nearest, some):
+            log_p[rows] = heights[k] + log_ratio(score, origins[k], x[rows])
     return log_p
+
+
+def _by_few_points(
+    score_u: ScoreFunction, a: Tensor, u: Tensor, nearest: Tensor, log_weights: Tensor, most_gap: float
+) -> tuple[Tensor, Tensor]:
+    """Return integrals (n,) of a score to points u (n, d) from the nearest of others, a (k, d), and their gaps: by
+    Simpson's rule, or by Kronrod's where its gap exceeds the most, given what else is in the log-weights.
+    """
+    lengths = (u - a[nearest]).norm(dim=1) / (math.sqrt(u.shape[1]) + 3)
+    lengths = lengths.nan_to_num(1.0, posinf=1.0).clamp_max(1e6)
+    of_normal = (a.square().sum(1)[nearest] - u.square().sum(1)) / 2
+    integral, gap = torch.zeros_like(lengths), torch.full_like(lengths, math.inf)
+    for rule in (SIMPSON, KRONROD):
+        rough = _matters(log_weights + integral, gap, most_gap).nonzero()[:, 0]
+        for k, rows in _groups(nearest, rough):
+            ratio, gap[rows] = in_panels(lambda u: score_u(u) + u, a[k], u[rows], lengths[rows], rule)
+            integral[rows] = of_normal[rows] + ratio
+    return integral, gap
+
+
+def _groups(of: Tensor, rows: Tensor) -> list[tuple[int, Tensor]]:
+    """Return rows in groups by a number of each."""
+    return [(k, rows[of[rows] == k]) for k in of[rows].unique().tolist()]
+
+
+def _matters(log_weights: Tensor, gap: Tensor, most: float) -> Tensor:
+    """Tell of which rows the integral is not known to the most gap, although its weight may not be negligible."""
+    surely = gap < most
+    best = log_weights[surely].max() if surely.any() else -math.inf
+    return ~surely & ~(log_weights + gap < best - 15)
 
 
 def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int) -> Certificate | None:

@@ -451,7 +451,7 @@ def by_lines(score_fn: ScoreFunction, modes: ModeMaps) -> DensityFunction:
         value = heights[cell]
         for k in cell.unique().tolist():
             rows, centre = (cell == k).nonzero()[:, 0], modes.maps[k].m
-            ratio, gap = kronrod(score_fn, centre, x[rows])
+            ratio, gap = kronrod(score_fn, centre[None], x[rows])
             rough = ~(gap.abs() < 0.05)  # nats
             if rough.any():
                 ratio[rough] = log_ratio(score_fn, centre, x[rows[rough]])

@@ -446,7 +446,7 @@ def _by_lines(
     known = heights[nearest] - log_scale
     integral, gap = _by_few_points(score_u, at_centres, u, nearest, known - log_m, most_gap / 5)
     log_p = known + integral
-    rough = _matters(log_p - log_m, gap, most_gap)
+    rough = _matters(integral, known - log_m, gap, most_gap)
     if not (gap < most_gap).any():
         return None
     most_calls = score.tally.total + 50 * len(x)  # the points of all lines that need many
@@ -459,19 +459,19 @@ def _by_lines(
 
 
 def _by_few_points(
-    score_u: ScoreFunction, a: Tensor, u: Tensor, nearest: Tensor, log_weights: Tensor, most_gap: float
+    score_u: ScoreFunction, a: Tensor, u: Tensor, nearest: Tensor, others: Tensor, most_gap: float
 ) -> tuple[Tensor, Tensor]:
     """Return integrals (n,) of a score to points u (n, d) from the nearest of others, a (k, d), and their gaps: by
-    Simpson's rule, or by Kronrod's where its gap exceeds the most, given what else is in the log-weights.
+    Simpson's rule, or by Kronrod's where its gap exceeds the most, given the others that are in the log-weights.
     """
     lengths = (u - a[nearest]).norm(dim=1) / (math.sqrt(u.shape[1]) + 3)
     lengths = lengths.nan_to_num(1.0, posinf=1.0).clamp_max(1e6)
     of_normal = (a.square().sum(1)[nearest] - u.square().sum(1)) / 2
     integral, gap = torch.zeros_like(lengths), torch.full_like(lengths, math.inf)
-    for rule in (SIMPSON, KRONROD):
-        rough = _matters(log_weights + integral, gap, most_gap).nonzero()[:, 0]
+    for rule, n in ((SIMPSON, 1), (KRONROD, 1), (KRONROD, 4)):  # the first panel, in parts
+        rough = _matters(integral, others, gap, most_gap).nonzero()[:, 0]
         for k, rows in _groups(nearest, rough):
-            ratio, gap[rows] = in_panels(lambda u: score_u(u) + u, a[k], u[rows], lengths[rows], rule)
+            ratio, gap[rows] = in_panels(lambda u: score_u(u) + u, a[k], u[rows], n * lengths[rows], rule)
             integral[rows] = of_normal[rows] + ratio
     return integral, gap
 
@@ -481,11 +481,13 @@ def _groups(of: Tensor, rows: Tensor) -> list[tuple[int, Tensor]]:
     return [(k, rows[of[rows] == k]) for k in of[rows].unique().tolist()]
 
 
-def _matters(log_weights: Tensor, gap: Tensor, most: float) -> Tensor:
-    """Tell of which rows the integral is not known to the most gap, although its weight may not be negligible."""
-    surely = gap < most
+def _matters(integral: Tensor, others: Tensor, gap: Tensor, most: float) -> Tensor:
+    """Tell of which integrals the gap exceeds the most, unless what else is in the log-weights says that they are
+    negligible, be it that half of a large one is error.
+    """
+    log_weights, surely = integral + others, gap < most
     best = log_weights[surely].max() if surely.any() else -math.inf
-    return ~surely & ~(log_weights + gap < best - 15)
+    return ~surely & ~(log_weights + torch.minimum(gap, integral.abs() / 2) < best - 15)
 
 
 def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int) -> Certificate | None:

@@ -178,7 +178,7 @@ def test_a_search_over_what_does_nothing_is_told(scoring):
     search = GridSearchCV(
         KSIVIApproximator(random_state=0), {"max_iter": [10, 20]}, cv=Replicates(1), scoring=scoring, refit=False
     )
-    with pytest.warns(UserWarning, match=r"same score.* `max_iter` did not change .* set train=True"):
+    with pytest.warns(UserWarning, match=r"is its start, by .* set train=True.* `max_iter` did not change"):
         search.fit(TARGET)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._marginals import fitted_marginals
-from skksivi.coordinates._whitening import LAPLACE, LONG_CHAINS, Attempt
+from skksivi.coordinates._whitening import LONG_CHAINS, Attempt
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.parameters import Pilot
@@ -81,8 +81,6 @@ class Known:
         The last that were found.
     modes_of_points : ModeMaps
         The modes that were known then: a wider search may find others, and no better points.
-    found_by : str
-        What has found them.
     attempts : list of Attempt
     """
 
@@ -98,7 +96,6 @@ class Known:
     ensemble: ChainEnsemble | None = None
     points: PilotPoints | None = None
     modes_of_points: ModeMaps = NO_MODES
-    found_by: str = LAPLACE
     attempts: list[Attempt] = field(default_factory=list)
 
     @property
@@ -170,15 +167,10 @@ class Known:
 
     def add(self, points: PilotPoints) -> None:
         """Take note of points that were found, unless better ones are known, or why there are none."""
-        # what finds points, by the names of parts of a fit in `stages_`
-        explorations = {"importance sampling", "short chains", LONG_CHAINS, "underdamped Langevin chains"}
         if not len(points.x) and self.points is not None:
             self.points = self.points._replace(verdict=points.verdict)
         elif len(points.x) and (self.points is None or not _is_better(self.points.judged(), points.judged())):
             self.points, self.modes_of_points = points, self.modes
-            of_chains = points.verdict.grade == Grade.CHAINS_AGREE
-            names = explorations - {"importance sampling"} if of_chains else explorations
-            self.found_by = next((name for name in reversed(self.score.tally.begun) if name in names), LAPLACE)
 
 
 def _is_better(a: Verdict, b: Verdict) -> bool:
@@ -553,7 +545,7 @@ class LongChains:
         found = parts[0]
         if len(parts) > 1:
             known.score.tally.begin("weights of modes")
-            found = with_mode_weights(known.score, pooled(parts, modes, known.generator), known.generator)
+            found = with_mode_weights(known.score, pooled(parts, modes), known.generator)
         if before is not None and found.converged and self._are_apart(found, before):
             apart = Verdict(Grade.ROUGH, "long chains end far from the points before")
             known.points, found = before._replace(verdict=apart), found._replace(verdict=apart)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from skksivi.coordinates._affine import Affine
+from skksivi.pilot._chains import Refine
 from skksivi.pilot._importance import BatchedDraws, Plan, Refit, fitted, pilot_of_mixture, refined_pilot
-from skksivi.pilot._log_density import Cells, log_prob_around, mass, masses, normalised
+from skksivi.pilot._log_density import Cells, Mass, log_prob_around, mass, masses, normalised
 from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of
 from skksivi.pilot._modes import ModeMaps
 from skksivi.pilot._points import PilotPoints
@@ -63,7 +64,7 @@ def by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:
 
 
 def pilot_of_several(
-    score: Score, modes: ModeMaps, explore: Callable[[Weighing, Affine], PilotPoints], generator: torch.Generator
+    score: Score, modes: ModeMaps, explore: Callable[[Refine, Affine], PilotPoints], generator: torch.Generator
 ) -> PilotPoints | None:
     """Return points near all modes, as many of each as its weight says; None if one was not explored or weighted.
 
@@ -74,69 +75,59 @@ def pilot_of_several(
     score : Score
     modes : ModeMaps
     explore : callable
-        Returns points near the target around a mode, given a `Weighing`.
+        Returns points near the target around a mode, given what makes more of them.
     generator : torch.Generator
     """
     log_prob = log_prob_around(score, modes)
-    weighing = Weighing(replace(score, log_prob=log_prob), modes, generator)
-    pilot = weighing.at_once()
+    refine = partial(_refined, replace(score, log_prob=log_prob), generator)
+    pilot = _at_once(modes, refine)
     if pilot.converged:
         return pilot
-    groups = _groups(modes, partial(explore, weighing))
+    groups = _groups(modes, partial(explore, refine))
     if groups is None or len(groups) == 1:
         return None if groups is None else groups[0].pilot
     score.tally.begin("weights of modes", 512 * len(groups))
-    weighed = dict[int, tuple[float, float]]()
+    found = dict[int, Mass]()
     for group in groups:
-        if group.alike not in weighed:
-            gaussians = _mixture(group.pilot).draws()
-            weighed[group.alike] = mass(log_prob, gaussians, group.pilot.x, generator)[:2]
-    values, errors = torch.tensor([weighed[group.alike] for group in groups]).to(modes.weights).unbind(1)
+        if group.alike not in found:
+            found[group.alike] = mass(log_prob, mixture_of(group.pilot).draws(), group.pilot.x, generator)
+    values, errors = torch.tensor([found[group.alike][:2] for group in groups]).to(modes.weights).unbind(1)
     if not values.isfinite().all() or not errors.max() <= 0.1:
         return None
     return mix([group.pilot for group in groups], values.softmax(0), errors)
 
 
-class Weighing(NamedTuple):
-    """Importance sampling from mixtures that have components at all modes.
+def _refined(
+    score: Score,
+    generator: torch.Generator,
+    a: Affine,
+    pilot: PilotPoints,
+    drawn: list[BatchedDraws],
+    refit: Refit = fitted,
+    least_rounds: int = 1,
+) -> PilotPoints:
+    """Return a pilot with more points, in the coordinates of a map; a mixture has components at all modes."""
+    plan = Plan(refit, least_rounds=least_rounds, forgets=True, moves=False)
+    return refined_pilot(a.pull_back(score), pilot, drawn, generator, plan)
 
-    Attributes
-    ----------
-    score : Score
-        One with a log-density.
-    modes : ModeMaps
-    generator : torch.Generator
-    """
 
-    score: Score
-    modes: ModeMaps
-    generator: torch.Generator
-
-    def at_once(self) -> PilotPoints:
-        """Return points by importance sampling from the Gaussians at the modes."""
-        mixture = self.modes.mixture()
-        map_ = mixture.map()
-        mixture = mixture.whitened(map_)
-        weights, means, covariances = mixture
-        maps = [Affine(m, torch.linalg.cholesky(C)) for m, C in zip(means, covariances, strict=True)]
-        cells = Cells(maps, weights.log())
-        refit = partial(fitted_by_cells, cells, mixture)
-        pilot = self.refined(map_, pilot_of_mixture(mixture), [], refit, least_rounds=5)
-        if pilot.converged:
-            pilot = pilot._replace(mixture=with_moments_of(reweighed(cells, pilot), pilot.x)).unwhitened(map_)
-        return pilot
-
-    def refined(
-        self, a: Affine, pilot: PilotPoints, drawn: list[BatchedDraws], refit: Refit = fitted, least_rounds: int = 1
-    ) -> PilotPoints:
-        """Return a pilot with more points, in the coordinates of a map."""
-        plan = Plan(refit, least_rounds=least_rounds, forgets=True, moves=False)
-        return refined_pilot(a.pull_back(self.score), pilot, drawn, self.generator, plan)
+def _at_once(modes: ModeMaps, refine: Callable[..., PilotPoints]) -> PilotPoints:
+    """Return points by importance sampling from the Gaussians at the modes."""
+    mixture = modes.mixture()
+    map_ = mixture.map()
+    mixture = mixture.whitened(map_)
+    weights, means, covariances = mixture
+    maps = [Affine(m, torch.linalg.cholesky(C)) for m, C in zip(means, covariances, strict=True)]
+    cells = Cells(maps, weights.log())
+    pilot = refine(map_, pilot_of_mixture(mixture), [], partial(fitted_by_cells, cells, mixture), least_rounds=5)
+    if pilot.converged:
+        pilot = pilot._replace(mixture=with_moments_of(reweighed(cells, pilot), pilot.x)).unwhitened(map_)
+    return pilot
 
 
 def reweighed(cells: Cells, pilot: PilotPoints) -> Components:
     """Return the mixture of a pilot with weights that give each cell its share of the points, if these differ."""
-    weights, means, covariances = _mixture(pilot)
+    weights, means, covariances = mixture_of(pilot)
     cell, shares = cells.assign(means), cells.counts(pilot.x).to(weights) / len(pilot.x)
     own = torch.zeros_like(shares).index_add(0, cell, weights)
     off = (own - shares).abs() > 3 * (shares * (1 - shares) / len(pilot.x)).sqrt()
@@ -163,15 +154,13 @@ def with_moments_of(mixture: Components, x: Tensor) -> Components:
 
 def fitted_by_cells(cells: Cells, at_modes: Components, x: Tensor, generator: torch.Generator) -> Components:
     """Return a mixture of those that are fitted to the points (n, d) of each cell, where these are not too few."""
-    cell, parts = cells.assign(x), list[Components]()
+    cell, counts, parts = cells.assign(x), cells.counts(x) + 0.5, list[Components]()
     for k in range(len(cells.maps)):
-        own = x[cell == k]
-        if len(own) >= 10 * x.shape[1]:
-            part = fitted_mixture([own], generator)
+        if counts[k] > 10 * x.shape[1]:
+            parts.append(fitted_mixture([x[cell == k]], generator))
         else:
-            part = Components(x.new_ones(1), at_modes.means[k : k + 1], at_modes.covariances[k : k + 1])
-        parts.append(part._replace(weights=part.weights * (len(own) + 0.5)))
-    mixture = Components(*(torch.cat(a) for a in zip(*parts, strict=True)))
+            parts.append(Components(x.new_ones(1), at_modes.means[k : k + 1], at_modes.covariances[k : k + 1]))
+    mixture = Components.together(parts, counts)
     return mixture._replace(weights=mixture.weights / mixture.weights.sum())
 
 
@@ -243,16 +232,11 @@ def symmetrised(pilot: PilotPoints, mode: Affine, symmetries: Sequence[Symmetry]
     return mix(parts, equal, torch.zeros_like(equal)), ModeMaps(list(maps), equal, tuple(symmetries))
 
 
-def _mixture(pilot: PilotPoints) -> Components:
+def mixture_of(pilot: PilotPoints) -> Components:
     """Return the mixture of a pilot that has converged."""
     if pilot.mixture is None:
         raise TypeError("a pilot without a mixture")
     return pilot.mixture
-
-
-def _mean(pilot: PilotPoints) -> Tensor:
-    mixture = pilot.mixture
-    return pilot.x.mean(0) if mixture is None else mixture.weights @ mixture.means
 
 
 def in_proportion(parts: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
@@ -267,18 +251,12 @@ def in_proportion(parts: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
 def mix(pilots: Sequence[PilotPoints], weights: Tensor, errors: Tensor) -> PilotPoints:
     """Return the points and mixtures of pilots with weights (k,), whose logarithms have standard errors (k,)."""
     kept = in_proportion([pilot.x for pilot in pilots], weights)
-    means = torch.stack([_mean(pilot) for pilot in pilots])
+    mixtures = [pilot.mixture for pilot in pilots if pilot.mixture is not None]
+    has_all = len(mixtures) == len(pilots)
+    means = torch.stack([q.weights @ q.means for q in mixtures] if has_all else [p.x.mean(0) for p in pilots])
     away = means - weights @ means
     own = torch.stack([pilot.mean_se for pilot in pilots])
     mean_se = ((weights[:, None] * own).square() + ((weights * errors)[:, None] * away).square()).sum(0).sqrt()
     verdict, n_of_mode = min(pilot.verdict for pilot in pilots), [len(x) for x in kept]
     found = PilotPoints(torch.cat(kept), n_of_mode, mean_se, verdict, found_by=pilots[0].found_by)
-    mixtures = [(w, pilot.mixture) for w, pilot in zip(weights, pilots, strict=True) if pilot.mixture is not None]
-    if len(mixtures) < len(pilots):
-        return found
-    mixture = Components(
-        torch.cat([w * a.weights for w, a in mixtures]),
-        torch.cat([a.means for _, a in mixtures]),
-        torch.cat([a.covariances for _, a in mixtures]),
-    )
-    return found._replace(mixture=mixture)
+    return found._replace(mixture=Components.together(mixtures, weights)) if has_all else found

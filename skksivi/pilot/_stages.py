@@ -22,11 +22,11 @@ from skksivi.coordinates._whitening import LONG_CHAINS, Attempt
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.parameters import Pilot
-from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble
+from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble, Refine
 from skksivi.pilot._faults import fault_of_noise, look_for_jump
 from skksivi.pilot._importance import BatchedDraws, pilot_of_mixture, standard_pilot, without_wrong_density
 from skksivi.pilot._mixture import MOST_FEATURES, gaussian_of, matched
-from skksivi.pilot._mode_weights import Weighing, are_near, pilot_of_several, pooled, symmetrised, with_mode_weights
+from skksivi.pilot._mode_weights import are_near, pilot_of_several, pooled, symmetrised, with_mode_weights
 from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, mode_from_prior, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
@@ -318,9 +318,9 @@ class AllModes:
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         yield pilot_of_mixture(known.modes.mixture(), N_OF_GAUSSIAN)
 
-        def explore(weighing: Weighing, mode: Affine) -> PilotPoints:
+        def explore(refine: Refine, mode: Affine) -> PilotPoints:
             metric = matched(known.score, mode, known.generator)
-            ensemble = ChainEnsemble(known.score, metric, known.generator, weighing.refined)
+            ensemble = ChainEnsemble(known.score, metric, known.generator, refine)
             stages = ensemble.by_stages(known.within_effort(TRAJECTORIES))
             return first_converged(chain(ensemble.by_metric(), stages))
 

@@ -59,8 +59,8 @@ def modes(
     The discrepancy is insensitive to the weights of distant modes. This function estimates them from the score.
     Searches from draws find the modes, and space is divided into regions by their Gaussians. The differences of log p
     between the centres are integrals of the score along lines, by an adaptive rule that detects when it fails. The
-    mass of each region is estimated by importance sampling, and again by bridge sampling from chains that start at
-    draws of the fit. If the target has a `log_prob` it is used instead of the integrals.
+    mass of each region is estimated by bridge sampling between a proposal and chains that start at draws of the fit,
+    and again by importance sampling alone. If the target has a `log_prob` it is used instead of the integrals.
 
     Parameters
     ----------

@@ -121,20 +121,8 @@ def _at_once(modes: ModeMaps, refine: Callable[..., PilotPoints]) -> PilotPoints
     cells = Cells(maps, weights.log())
     pilot = refine(map_, pilot_of_mixture(mixture), [], partial(fitted_by_cells, cells, mixture), least_rounds=5)
     if pilot.converged:
-        pilot = pilot._replace(mixture=with_moments_of(reweighed(cells, pilot), pilot.x)).unwhitened(map_)
+        pilot = pilot._replace(mixture=with_moments_of(mixture_of(pilot), pilot.x)).unwhitened(map_)
     return pilot
-
-
-def reweighed(cells: Cells, pilot: PilotPoints) -> Components:
-    """Return the mixture of a pilot with weights that give each cell its share of the points, if these differ."""
-    weights, means, covariances = mixture_of(pilot)
-    cell, shares = cells.assign(means), cells.counts(pilot.x).to(weights) / len(pilot.x)
-    own = torch.zeros_like(shares).index_add(0, cell, weights)
-    off = (own - shares).abs() > 3 * (shares * (1 - shares) / len(pilot.x)).sqrt()
-    if not off.any() or (own[shares > 0] == 0).any():
-        return Components(weights, means, covariances)
-    weights = weights * (shares / own)[cell]
-    return Components(weights / weights.sum(), means, covariances)
 
 
 def with_moments_of(mixture: Components, x: Tensor) -> Components:

@@ -23,44 +23,7 @@ from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._symmetries import MAX_MODES, Exchange, Symmetry, image, same_mode
 from skksivi.score._score import Score
 
-# Points of long chains
-
-
-def with_mode_weights(score_fn: Score, pilot: PilotPoints, generator: torch.Generator) -> PilotPoints:
-    """Return the points of a pilot, resampled to the masses of the modes if their numbers differ significantly."""
-    parts = pilot.of_modes()
-    shares = pilot.x.new_tensor(pilot.n_of_mode) / len(pilot.x)
-    cells = Cells([gaussian_of(part[::2]) for part in parts], shares.log())
-    found = masses(score_fn, cells, torch.cat([part[1::2] for part in parts]), generator)
-    weights, errors = (a.to(shares) for a in normalised(found))
-    if not all(m.trusted for m in found) or ((weights - shares).abs() < 3 * errors).all():
-        return pilot
-    kept = in_proportion(parts, weights)
-    return pilot._replace(x=torch.cat(kept), n_of_mode=[len(part) for part in kept])
-
-
-def pooled(parts: Sequence[PilotPoints], modes: ModeMaps) -> PilotPoints:
-    """Return the points of chains around each mode, as many of each as its weight says."""
-    found = mix(parts, modes.weights, torch.zeros_like(modes.weights))
-    x, n_of_mode = by_mode(found.x, modes.maps)
-    return found._replace(x=x, n_of_mode=n_of_mode, mixture=None)
-
-
-def by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:
-    """Return the points sorted by the Gaussian they most likely come from, since chains may cross, and counts.
-
-    The Gaussian of a mode with hardly any points is left out.
-    """
-    distances = [a.whiten(x).square().sum(1) + 2 * a.log_determinant() for a in maps]
-    nearest = torch.stack(distances).argmin(0)
-    counts = nearest.bincount(minlength=len(maps))
-    fewest = 20  # points of chains
-    if len(maps) > 1 and counts.min() < fewest:
-        return by_mode(x, [a for a, n in zip(maps, counts.tolist(), strict=True) if n >= fewest])
-    return x[nearest.argsort()], counts.tolist()
-
-
-# Points by importance sampling, or of chains around each mode
+# Points by importance sampling, or of short chains around each mode
 
 
 def pilot_of_several(
@@ -193,6 +156,9 @@ def are_near(modes: ModeMaps, x: Tensor) -> Tensor:
     return Cells(modes.maps, modes.weights.log()).counts(x).cpu() > len(x) / 100
 
 
+# Images of points under symmetries
+
+
 def image_of_pilot(pilot: PilotPoints, symmetry: Symmetry) -> PilotPoints:
     """Return the pilot to which a symmetry takes another."""
     x, mixture = symmetry(pilot.x), pilot.mixture
@@ -218,6 +184,45 @@ def symmetrised(pilot: PilotPoints, mode: Affine, symmetries: Sequence[Symmetry]
     maps, parts = zip(*found, strict=True)
     equal = pilot.x.new_full((len(parts),), 1 / len(parts))
     return mix(parts, equal, torch.zeros_like(equal)), ModeMaps(list(maps), equal, tuple(symmetries))
+
+
+# Points of long chains
+
+
+def with_mode_weights(score_fn: Score, pilot: PilotPoints, generator: torch.Generator) -> PilotPoints:
+    """Return the points of a pilot, resampled to the masses of the modes if their numbers differ significantly."""
+    parts = pilot.of_modes()
+    shares = pilot.x.new_tensor(pilot.n_of_mode) / len(pilot.x)
+    cells = Cells([gaussian_of(part[::2]) for part in parts], shares.log())
+    found = masses(score_fn, cells, torch.cat([part[1::2] for part in parts]), generator)
+    weights, errors = (a.to(shares) for a in normalised(found))
+    if not all(m.trusted for m in found) or ((weights - shares).abs() < 3 * errors).all():
+        return pilot
+    kept = in_proportion(parts, weights)
+    return pilot._replace(x=torch.cat(kept), n_of_mode=[len(part) for part in kept])
+
+
+def pooled(parts: Sequence[PilotPoints], modes: ModeMaps) -> PilotPoints:
+    """Return the points of chains around each mode, as many of each as its weight says."""
+    found = mix(parts, modes.weights, torch.zeros_like(modes.weights))
+    x, n_of_mode = by_mode(found.x, modes.maps)
+    return found._replace(x=x, n_of_mode=n_of_mode, mixture=None)
+
+
+def by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:
+    """Return the points sorted by the Gaussian they most likely come from, since chains may cross, and counts.
+
+    The Gaussian of a mode with hardly any points is left out.
+    """
+    nearest = Cells(list(maps), x.new_zeros(len(maps))).assign(x)
+    counts = nearest.bincount(minlength=len(maps))
+    fewest = 20  # points of chains
+    if len(maps) > 1 and counts.min() < fewest:
+        return by_mode(x, [a for a, n in zip(maps, counts.tolist(), strict=True) if n >= fewest])
+    return x[nearest.argsort()], counts.tolist()
+
+
+# Parts put together by their weights
 
 
 def mixture_of(pilot: PilotPoints) -> Components:

@@ -113,6 +113,7 @@ def test_a_fit_says_how_it_was_made(parameters, made, quiet):
     assert repr(q).endswith(f"  # fitted by {made}")
     assert "fitted by" not in repr(clone(q))
     assert repr(copy.deepcopy(q)) == repr(q)
+    assert q.whitening_.converged == isinstance(parameters.get("whiten", Pilot()), Pilot)  # others nobody has checked
     assert f"by {made}, from" in re.sub(r"\s+", " ", str(diagnose(q, gaussian_score, n_samples=200, random_state=0)))
 
 

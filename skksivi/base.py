@@ -31,7 +31,7 @@ from skksivi._utils.arrays import (
 )
 from skksivi._utils.lazy import keeping_random
 from skksivi._utils.numbers import check_integer
-from skksivi._utils.warnings import compared, warn_caller
+from skksivi._utils.warnings import warn_caller
 from skksivi._version import DOCUMENTATION
 from skksivi.families._derived import knows_density, trial_draws, unweighted
 from skksivi.families._samplers import CHUNK, HasDensity, Sampler
@@ -39,7 +39,7 @@ from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constraints, Interval, Nested, ParameterObject, StrOptions, expanded
 from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
-from skksivi.score._tally import CHECKS, Stage, Tally
+from skksivi.score._tally import Stage, Tally
 from skksivi.score._target import TargetOrScore, on_device, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
@@ -326,7 +326,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
         with ordinary_mode(device):
             with torch.no_grad():
                 x = self.sampler_.sample(2000, generator).to(DTYPES[self._dtype_of_draws])
-            return compared(self, X, -FixedKernelKSD(score_fn, n_features, device)(x))
+            return -FixedKernelKSD(score_fn, n_features, device)(x)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_features_in_")
@@ -438,7 +438,7 @@ def _told_of_end(est: BaseApproximator, tally: Tally) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, ConnectionError, TimeoutError) as error:
-        stage, sampler = tally.begun[-1] if tally.begun else CHECKS, vars(est).get("sampler_")
+        stage, sampler = tally.last, vars(est).get("sampler_")
         is_kept = sampler is not None and sampler is not before
         n_iter = vars(est).get("n_iter_", 0) if is_kept else 0
         LOGGER.warning(

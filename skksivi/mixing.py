@@ -149,6 +149,18 @@ class StudentT(BaseEstimator):
         return StudentTDraws(latent_dim, float(self.df))
 
 
+def log_student(top: Tensor | float, squares: Tensor, d: int, df: float) -> Tensor:
+    r"""Return the log-density of Student's t in d dimensions at squared distances, in units of its scale.
+
+    Parameters
+    ----------
+    top : Tensor or float
+        The log-density of the Gaussian of that scale at its mean.
+    """
+    factor = math.lgamma((df + d) / 2) - math.lgamma(df / 2) + d / 2 * math.log(2 / df)
+    return top + factor - (df + d) / 2 * (squares / df).log1p()
+
+
 class StudentTDraws(DensityMixing):
     r"""Independent Student t entries, by Bailey's polar method.
 
@@ -171,9 +183,7 @@ class StudentTDraws(DensityMixing):
         return (self.df * torch.expm1(u.log() * (-2 / self.df))).sqrt().mul_((2 * math.pi * v).cos()).to(like.dtype)
 
     def log_density(self, z: Tensor) -> Tensor:
-        nu = self.df
-        constant = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - math.log(nu * math.pi) / 2
-        return (constant - (nu + 1) / 2 * (z.square() / nu).log1p()).sum(-1)
+        return log_student(-math.log(2 * math.pi) / 2, z.square(), 1, self.df).sum(-1)
 
     def precision(self, z: Tensor) -> Tensor:
         return ((self.df + 1) / (self.df + z.square())).diag_embed()

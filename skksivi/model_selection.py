@@ -20,7 +20,6 @@ from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, as_tensor, make_seed, resolve_device, without_graph
 from skksivi._utils.numbers import check_integer
-from skksivi._utils.warnings import compared
 from skksivi.base import BaseApproximator
 from skksivi.families._weights import LEAST_DRAWS
 from skksivi.inference._importance import importance_sample
@@ -72,7 +71,7 @@ class Replicates:
     >>> from skksivi import KSIVIApproximator
     >>> from skksivi.model_selection import Replicates
     >>> from skksivi.targets import XShaped
-    >>> grades = cross_val_score(KSIVIApproximator(max_iter=100), XShaped(), cv=Replicates(2))
+    >>> grades = cross_val_score(KSIVIApproximator(), XShaped(), cv=Replicates(2))
     >>> grades[0] != grades[1]
     np.True_
     """
@@ -285,7 +284,7 @@ class _NegDivergence:
 
     def __call__(self, estimator: BaseApproximator, X: Target | ScoreFunction, y: object = None) -> float:
         sample = importance_sample(estimator, X, n_samples=self.n_samples, random_state=_rng_of(X))
-        return compared(estimator, X, _rounded(-sample.certificate().divergence))
+        return _rounded(-sample.certificate().divergence)
 
 
 @dataclass(frozen=True)
@@ -301,7 +300,7 @@ class _NegKSD:
             judge = FixedKernelKSD(_score_fn(on_device(X, device=device), x.shape[1]), x.shape[1], device)
             unit = math.sqrt(x.shape[1])
             terms = [math.sqrt(1 + 2 / c**2) * judge(x, IMQ(bandwidth=c * unit)) for c in self.widths]
-            return compared(estimator, X, _rounded(-float(np.mean([*terms, _linear_term(judge, x)]))))
+            return _rounded(-float(np.mean([*terms, _linear_term(judge, x)])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,10 +315,10 @@ class _NegDistance:
             m, d = reference.shape[1], draws.shape[1]
             raise ValueError(f"`X_reference` has {m} columns, but the draws of the estimator have {d}.")
         if callable(self.metric):
-            return compared(estimator, X, -self.metric(draws, reference))
+            return -self.metric(draws, reference)
         sd = reference.std(axis=0)
         sd[sd == 0] = 1
-        return compared(estimator, X, -METRICS[self.metric](draws / sd, reference / sd))
+        return -METRICS[self.metric](draws / sd, reference / sd)
 
 
 def _score_fn(X: TargetOrScore, d: int) -> ScoreFunction:

@@ -24,8 +24,7 @@ from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.families._derived import DefensiveMixture, Pooled, Refined, Reweighted, asks_for_score, with_score
 from skksivi.families._samplers import Chains, Gaussian, Layer, Layers, Particles
 from skksivi.families._weights import Certificate
-from skksivi.judge._verdict import Errors, Grade, Verdict
-from skksivi.pilot._mode_weights import Cells
+from skksivi.pilot._log_density import Cells
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.predictors._process import Process
 from skksivi.score._score import Score, ScoreFunction, is_target
@@ -95,14 +94,13 @@ def _named(*modules: Any) -> dict[str, Kind]:  # noqa: ANN401
 KINDS: Kinds = {
     **PARTS,
     "Score": Kind(Score, lambda _: {}, lambda: None),  # which `load` is given
-    "Grade": Kind(Grade, lambda grade: {"value": int(grade)}, Grade),
     **_named(annealing, baselines, kernels, mixing, parameters, terms),
     **{
         cls.__name__: kind_of(cls)
         for cls in (
             *(KSIVIApproximator, HKSIVIApproximator, KSIVIRegressor, KSIVIClassifier, AmortizedKSIVI),
             *(Gaussian, Particles, Chains, Layer, Layers, Reweighted, DefensiveMixture, Refined, Pooled, Cells),
-            *(Certificate, Errors, Verdict, Stage, Process, SkipNetwork, Conditional, DeepSets),
+            *(Certificate, Stage, Process, SkipNetwork, Conditional, DeepSets),
         )
     },
 }

@@ -25,6 +25,7 @@ from skksivi.coordinates._whitening import Whitening
 from skksivi.diagnostics import Check
 from skksivi.diagnostics._checks import ends_apart, ends_beyond
 from skksivi.families._density import LogDensity
+from skksivi.judge._verdict import Grade, Verdict
 from skksivi.parameters import Pilot
 from skksivi.targets import Banana, EightGaussians, GaussianMixture, StudentT, Target, from_log_prob, from_score_fn
 from skksivi.training._run import Fit
@@ -227,7 +228,7 @@ def test_unlike_scales_in_training_are_seen():
 
 def test_chains_that_have_not_converged_are_seen(good):
     q = copy.copy(good)
-    q.whitening_ = replace(good.whitening_, converged=False)
+    q.whitening_ = replace(good.whitening_, verdict=Verdict(Grade.ROUGH))
     check = diagnose(q, GaussianTarget(), n_samples=200, random_state=0)["whitening"]
     assert check.verdict == "warn"
     assert "`budget` of whiten=Pilot" in check.remedy

@@ -19,16 +19,8 @@ from skksivi.families._derived import Reweighted
 from skksivi.inference._modes import metropolis
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.parameters import Pilot
-from skksivi.pilot._mode_weights import (
-    N_QUICK,
-    Cells,
-    log_densities,
-    log_proposal,
-    mass,
-    normalised,
-    propose,
-    with_mode_weights,
-)
+from skksivi.pilot._log_density import Cells, log_prob_in, masses, normalised
+from skksivi.pilot._mode_weights import with_mode_weights
 from skksivi.pilot._points import PilotPoints
 from skksivi.targets import EightGaussians, Multimodal, Target, from_log_prob, from_score_fn
 from skksivi.training._run import Fit
@@ -54,14 +46,6 @@ def student_and_gaussian(d, weight=0.3, distance=20.0, df=3.0):
     return log_prob, from_log_prob(log_prob, d).score_fn
 
 
-def test_proposals_are_draws_of_their_density():
-    a = Affine(torch.tensor([1.0, -2.0], dtype=torch.float64), torch.tensor([[2.0, 0.0], [1.0, 0.5]]).double())
-    x = propose(a, 40_000, torch.Generator().manual_seed(0))
-    other = Affine(a.m + 0.3, a.L)
-    ratios = (log_proposal(other, x) - log_proposal(a, x)).exp()  # of mean one
-    assert abs(ratios.mean() - 1) < 4 * ratios.std() / 200
-
-
 @pytest.mark.parametrize("exact", [False, True], ids=["lines", "log_prob"])
 @pytest.mark.parametrize("d", [1, 2, 5])
 def test_masses_are_those_of_modes_that_are_no_gaussians(d, exact):
@@ -74,10 +58,9 @@ def test_masses_are_those_of_modes_that_are_no_gaussians(d, exact):
     eye = torch.eye(d, dtype=torch.float64)
     maps = [Affine(student.median(0).values, 1.3 * eye), Affine(gaussian.mean(0), eye)]
     cells = Cells(maps, torch.zeros(2, dtype=torch.float64))
-    log_p = log_densities(score, cells)
-    masses = [mass(log_p, cells, k, x[cells.assign(x) == k], generator) for k, x in enumerate([student, gaussian])]
-    weights, errors = normalised(masses)
-    assert all(m.trusted for m in masses)
+    found = masses(score, cells, torch.cat([student, gaussian]), generator, 2000)
+    weights, errors = normalised(found)
+    assert all(m.trusted for m in found)
     assert abs(weights[1] - 0.3) < 4 * errors[1]
     assert errors[1] < 0.02
 
@@ -148,7 +131,7 @@ def test_a_pilot_is_weighed_by_the_density_of_the_target():
             return UNEQUAL.log_prob(x)
 
     q = KSIVIApproximator(max_iter=1, whiten=Pilot(effort="high", budget=20_000), random_state=0).fit(WithDensity())
-    assert max(asked) >= N_QUICK
+    assert max(asked) >= 500
     torch.testing.assert_close(UNEQUAL.shares_of(q.sample(4000)).double(), UNEQUAL.weights, rtol=0, atol=0.04)
 
 
@@ -157,9 +140,9 @@ def test_a_density_that_contradicts_its_score_is_told_and_not_used():
     centres = torch.tensor([[0.0, 0.0], [20.0, 0.0]]).double()
     cells = Cells([Affine(m, torch.eye(2).double()) for m in centres], torch.zeros(2).double())
     x = centres[:1] + normal(5, 2)
-    by_lines = log_densities(as_score(score_fn), cells)(x, 0)
+    by_lines = log_prob_in(as_score(score_fn), cells)(x)
     with pytest.warns(UserWarning, match="`log_prob` of the target contradicts its `score_fn`"):
-        told = log_densities(as_score(score_fn, lambda x: 3 * log_prob(x)), cells)(x, 0)
+        told = log_prob_in(as_score(score_fn, lambda x: 3 * log_prob(x)), cells)(x)
     torch.testing.assert_close(told, by_lines)
 
 
@@ -286,7 +269,7 @@ STATIONARY = {
 
 def departures(score_fn, start, standardise):
     """The first three moments over chains from `start`, and their standard errors: chains are independent."""
-    kept = metropolis(score_fn, start, torch.eye(start.shape[1]).double(), seeded())
+    kept = metropolis(score_fn, start, seeded())
     powers = torch.stack([standardise(kept) ** k for k in (1, 2, 3)]).mean((1, 3))  # (3, n)
     return powers.mean(1), powers.std(1) / math.sqrt(len(start))
 
@@ -310,5 +293,5 @@ def test_metropolis_never_accepts_a_place_without_a_finite_score():
     def score_fn(x):
         return torch.where(x < 0, torch.nan, 1 - x)
 
-    kept = metropolis(score_fn, normal(200, 1).abs() + 0.1, torch.eye(1).double(), seeded())
+    kept = metropolis(score_fn, normal(200, 1).abs() + 0.1, seeded())
     assert (kept >= 0).all()

@@ -113,6 +113,7 @@ def test_a_fit_says_how_it_was_made(parameters, made, quiet):
     assert repr(q).endswith(f"  # fitted by {made}")
     assert "fitted by" not in repr(clone(q))
     assert repr(copy.deepcopy(q)) == repr(q)
+    assert q.whitening_.converged == isinstance(parameters.get("whiten", Pilot()), Pilot)  # others nobody has checked
     assert f"by {made}, from" in re.sub(r"\s+", " ", str(diagnose(q, gaussian_score, n_samples=200, random_state=0)))
 
 
@@ -178,7 +179,7 @@ def test_a_search_over_what_does_nothing_is_told(scoring):
     search = GridSearchCV(
         KSIVIApproximator(random_state=0), {"max_iter": [10, 20]}, cv=Replicates(1), scoring=scoring, refit=False
     )
-    with pytest.warns(UserWarning, match=r"same score.* `max_iter` did not change .* set train=True"):
+    with pytest.warns(UserWarning, match=r"is its start, by .* set train=True.* `max_iter` did not change"):
         search.fit(TARGET)
 
 

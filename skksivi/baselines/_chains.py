@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,12 +15,12 @@ from torch import Tensor
 from skksivi._utils.numbers import is_number
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
-from skksivi.baselines._points import LogRatio, Started, density_in_u, find_start, ratio_in_u
+from skksivi.baselines._points import Started, density_in_u, find_start, ratio_in_u
 from skksivi.coordinates._composed import score_for_training
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._samplers import Chains
-from skksivi.pilot._chains import clipped_drift
-from skksivi.score._score import Score, ScoreFunction
+from skksivi.pilot._chains import ChainState, clipped_drift, mala_step
+from skksivi.score._score import Score
 from skksivi.training._run import Fit, Run
 
 
@@ -134,57 +134,6 @@ class ChainApproximator(Started):
         """
         check_is_fitted(self)
         return diagnostics(self.chains_)
-
-
-class ChainState(NamedTuple):
-    """Chains at u (n, d), and the score there."""
-
-    u: Tensor
-    s: Tensor
-
-
-def mala_step(
-    state: ChainState, score_u: ScoreFunction, log_ratio: LogRatio, h: Tensor, generator: torch.Generator
-) -> tuple[ChainState, Tensor]:
-    r"""Propose Langevin steps, and accept each with the probability of Metropolis and Hastings.
-
-    .. math::
-        v = u + h\, \tilde s(u) + \sqrt{2 h}\, \xi, \quad
-        \alpha = \min\left(1, \frac{p(v)\, q(u | v)}{p(u)\, q(v | u)}\right), \quad
-        \log q(v | u) = -\frac{\|v - u - h\, \tilde s(u)\|^2}{4 h} + \mathrm{const},
-
-    with the `clipped_drift` :math:`\tilde s`.
-
-    Parameters
-    ----------
-    state : ChainState
-    score_u : callable
-    log_ratio : callable
-        Maps (u, s(u), v, s(v)) to log p(v) - log p(u).
-    h : Tensor of shape ()
-        The step size h > 0.
-    generator : torch.Generator
-
-    Returns
-    -------
-    state : ChainState
-    alpha : Tensor of shape (n,)
-        The probabilities of acceptance; zero where the score or log p is not finite at v.
-
-    References
-    ----------
-    Roberts, G. and Tweedie, R. (1996). Exponential convergence of Langevin distributions and their discrete
-    approximations. Bernoulli 2(4).
-    """
-    u, s = state
-    noise = (2 * h).sqrt() * torch.randn(u.shape, generator=generator, dtype=u.dtype, device=u.device)
-    v = u + h * clipped_drift(s) + noise
-    s_v = score_u(v)
-    back = u - v - h * clipped_drift(s_v)
-    log_alpha = log_ratio(u, s, v, s_v) + (noise.square().sum(1) - back.square().sum(1)) / (4 * h)
-    alpha = log_alpha.nan_to_num(-torch.inf, torch.inf, -torch.inf).exp().clamp_max(1)
-    accepted = torch.rand(len(u), generator=generator, dtype=u.dtype, device=u.device)[:, None] < alpha[:, None]
-    return ChainState(v.where(accepted, u), s_v.where(accepted, s)), alpha
 
 
 def adapted_step(h: Tensor, alpha: Tensor, t: int, target: float) -> Tensor:

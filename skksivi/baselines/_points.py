@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 
 from skksivi._utils.arrays import RandomState, as_tensor
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
-from skksivi.coordinates._lines import checked_density, lobatto, lobatto_nodes, log_ratio
+from skksivi.coordinates._lines import along_chord, checked_density, log_ratio
 from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._trained import Whitened
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Adam, Init, Whiten
+from skksivi.pilot._chains import LogRatio
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.training._hooks import TRAINING
@@ -87,9 +89,6 @@ RADIAL: Constraints = {
 
 #: Maps points (n, d) to log p (n,), up to a constant.
 Density = Callable[[Tensor], Tensor]
-
-#: Maps points x, their scores, points y and their scores, all (n, d), to log p(y) - log p(x), (n,).
-LogRatio = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -189,12 +188,6 @@ def radial_kernel(kernel: str | Kernel, bandwidth: float | str | None, *, smooth
 # The density, from its score where need be
 
 
-def step_integral(score_fn: ScoreFunction, x: Tensor, s_x: Tensor, y: Tensor, s_y: Tensor) -> Tensor:
-    """Return log p(y) - log p(x), (n,), by Lobatto's rule, from the points x, y and their scores, all (n, d)."""
-    s_1, s_2 = score_fn(torch.cat(lobatto_nodes(x, y))).chunk(2)
-    return lobatto(s_x, s_1, s_2, s_y, y - x)
-
-
 def density_in_u(score_fn: Score, whitening: Whitening, u: Tensor) -> Density | None:
     """Return the map of points (n, d) to log p (n,) up to a constant, None where the target has no `log_prob`.
 
@@ -219,7 +212,7 @@ def density_in_u(score_fn: Score, whitening: Whitening, u: Tensor) -> Density | 
 def ratio_in_u(density: Density | None, score_u: ScoreFunction) -> LogRatio:
     """Return what compares log-densities, by their values or else by integrals of the score."""
     if density is None:
-        return lambda u, s_u, v, s_v: step_integral(score_u, u, s_u, v, s_v)
+        return partial(along_chord, score_u)
     return lambda u, _, v, __: density(v) - density(u)
 
 

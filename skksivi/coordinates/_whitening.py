@@ -15,6 +15,7 @@ from skksivi._utils.arrays import as_numbers, as_tensor
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._composed import Coordinates
 from skksivi.coordinates._looks import share_missed
+from skksivi.judge._verdict import Verdict
 from skksivi.parameters import Init, Pilot, Whiten
 
 #: What finds the map where no chains do.
@@ -64,9 +65,8 @@ class Whitening(Coordinates):
         Their shares of the target by Laplace's approximation, heights compared by line integrals of the score.
     n_score_calls : int
         Points at which the score was evaluated.
-    converged : bool
-        Whether the points of the pilot are good enough that nothing better was needed: draws by importance with
-        reliable weights, or chains that agree.
+    verdict : Verdict or None
+        On the points of the pilot; None where there were none, and nobody has checked the map.
     mean, mean_se, sd : ndarray of shape (d,) or None
         Moments of the pilot, and standard errors of its mean; with whiten="auto" and "diagonal".
     symmetries : ndarray of shape (n_symmetries, d) or None
@@ -88,7 +88,7 @@ class Whitening(Coordinates):
     modes: np.ndarray
     weights: np.ndarray
     n_score_calls: int = 0
-    converged: bool = True
+    verdict: Verdict | None = None
     mean: np.ndarray | None = None
     mean_se: np.ndarray | None = None
     sd: np.ndarray | None = None
@@ -98,6 +98,18 @@ class Whitening(Coordinates):
     found_by: str = LAPLACE
     attempts: Sequence[Attempt] = ()
     by_score: bool = False
+
+    @property
+    def converged(self) -> bool:
+        """Whether the points of the pilot are good enough that nothing better was needed: draws by importance with
+        reliable weights, or chains that agree.
+        """
+        return self.verdict is not None and self.verdict.good
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether the points of the pilot are not good enough."""
+        return self.verdict is not None and not self.verdict.good
 
     @property
     def error(self) -> float:

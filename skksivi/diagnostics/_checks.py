@@ -23,8 +23,8 @@ from skksivi.families._weights import LEAST_EFFECTIVE, MOST_LEFT_OUT, Importance
 from skksivi.judge._numbers import WeightedRows
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.metrics import ksd_test
+from skksivi.pilot._log_density import Cells
 from skksivi.pilot._mixture import gaussian_of
-from skksivi.pilot._mode_weights import Cells
 from skksivi.stein._directions import N_SCORES, first_difference, stein_violations
 from skksivi.stein._discrepancy import FixedKernelKSD
 
@@ -143,13 +143,13 @@ def check_whitening(view: View) -> Check:
     if after > 100.0:
         todo = view.advice("whiten", otherwise="rescale the parameters")
         remedy = f"The coordinates of the training have different scales: {todo}."
-    if not whitening.converged:
+    if whitening.is_rough:
         todo = view.advice("whiten", otherwise="start near a mode by `init`")
         remedy = f"The chains that explored the target had not converged: {todo}."
     if whitening.attempts:
         last = whitening.attempts[-1]
         text += f"; {last.stage}: {last.verdict or 'no points'}"
-    return judged("whitening", after, text + ("" if whitening.converged else ", not converged"), remedy)
+    return judged("whitening", after, text + (", not converged" if whitening.is_rough else ""), remedy)
 
 
 def _condition(x: Tensor) -> float:

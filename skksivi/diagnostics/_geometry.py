@@ -18,8 +18,8 @@ from skksivi.families._derived import unweighted
 from skksivi.families._samplers import Gaussian, Sampler
 from skksivi.inference._modes import Modes, mode_chains, weigh_cells
 from skksivi.parameters import Whiten, chains_of
+from skksivi.pilot._log_density import Cells, masses
 from skksivi.pilot._mixture import covariance_root
-from skksivi.pilot._mode_weights import Cells, log_densities, mass
 from skksivi.pilot._modes import MAX_IN_STARTS, all_modes, find_modes
 from skksivi.pilot._symmetries import around
 from skksivi.score._score import Score, ScoreFunction
@@ -98,7 +98,7 @@ class View(NamedTuple):
             chains = chains_of(cast("Whiten", self.parameters["whiten"]))
             if chains is not None:
                 parameters.pop("whiten", None)
-                if not self.report["whitening_"].converged:
+                if self.report["whitening_"].is_rough:
                     parameters = {"effort": "low"} if chains.effort == "low" else {"budget": chains.budget}
             else:  # iterations make up only slowly for bad coordinates
                 parameters.pop("max_iter", None)
@@ -195,9 +195,8 @@ def _with_mass(view: View, drawn: Cells, lost: Cells) -> tuple[Tensor, Tensor]:
     n, cells = len(drawn.maps), Cells([*drawn.maps, *lost.maps], torch.cat([drawn.log_weights, lost.log_weights]))
     log_masses = drawn.log_weights.new_zeros(len(cells.maps))
     if lost.maps:
-        log_p = log_densities(view.score, cells)
-        found = (mass(log_p, cells, k, view.x[:0], view.generator, 400) for k in range(len(cells.maps)))
-        log_masses = torch.tensor([m.log_mass for m in found]).to(log_masses).nan_to_num(-math.inf)
+        found = masses(view.score, cells, view.x[:0], view.generator)
+        log_masses = torch.tensor([m.log_mass for m in found]).to(log_masses)
     shares = log_masses.softmax(0)[n:]
     centres = torch.stack([a.m for a in cells.maps])[n:]
     return centres[shares > MIN_LOST], shares[shares > MIN_LOST]

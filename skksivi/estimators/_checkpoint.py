@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 
-from skksivi._utils.codec import Kinds, kind_of, pack, read, unpack, write
+from skksivi._utils.codec import Kind, Kinds, kind_of, pack, read, unpack, write
 from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, Identity, LowRank
 from skksivi.coordinates._marginals import Marginals, Quantiles
@@ -23,6 +23,7 @@ from skksivi.estimators._start import Past, Start
 from skksivi.estimators._trained import F
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import Constant, LinearSkip, MultilayerPerceptron, Residual, SemiImplicit
+from skksivi.judge._verdict import Errors, Grade, Verdict
 from skksivi.mixing import AtomDraws, Bootstrap, GaussianMixtureDraws, NormalDraws, StudentTDraws
 from skksivi.parameters import Checkpoint, checked_object
 from skksivi.score._score import DifferentiableScore, Score
@@ -32,13 +33,17 @@ from skksivi.training._loop import Hook, Progress, State
 
 #: The classes of what a fit consists of, by their names in files.
 PARTS: Kinds = {
-    cls.__name__: kind_of(cls)
-    for cls in (
-        *(Affine, Identity, LowRank, Quantiles, Marginals, Level, Warp, Attempt, Whitening),
-        *(NormalDraws, StudentTDraws, GaussianMixtureDraws, Bootstrap, AtomDraws),
-        *(Constant, MultilayerPerceptron, LinearSkip, Residual, SemiImplicit, Hierarchy),
-        *(Moments, MomentPenalty, Memory, Past, Start),
-    )
+    "Grade": Kind(Grade, lambda grade: {"value": int(grade)}, Grade),
+    **{
+        cls.__name__: kind_of(cls)
+        for cls in (
+            *(Affine, Identity, LowRank, Quantiles, Marginals, Level, Warp, Attempt, Whitening),
+            *(NormalDraws, StudentTDraws, GaussianMixtureDraws, Bootstrap, AtomDraws),
+            *(Constant, MultilayerPerceptron, LinearSkip, Residual, SemiImplicit, Hierarchy),
+            *(Moments, MomentPenalty, Memory, Past, Start),
+            *(Errors, Verdict),
+        )
+    },
 }
 
 

@@ -237,7 +237,7 @@ def _without_weights(
         )
     if isinstance(sampler, Layers) and agree(x, s):
         return Verdict(Grade.CHAINS_AGREE, "Stein's identities hold")
-    if whitening.converged and whitening.sd is not None:
+    if whitening.converged:
         return Verdict(Grade.CHAINS_AGREE, "the points of the fit are good enough")
     return by_weights
 
@@ -340,7 +340,7 @@ def remedy_of(sampler: Sampler, score_fn: Score, verdict: Verdict | None = None)
     """Return the advice for a poor fit, depending on what is known of it and how its coordinates were found."""
     whitening = sampler.attributes()["whitening_"]
     if isinstance(whitening, Whitening) and whitening.sd is not None:
-        first = _first_remedy(whitening, score_fn) if not whitening.converged else ""
+        first = _first_remedy(whitening, score_fn) if whitening.is_rough else ""
         refine = verdict is not None and verdict.errors is not None and knows_density(sampler)
         more = "correct the fit by `skksivi.refine`, " if refine else _more(whitening)
         return f"{first}{more}start near a mode by `init`, or reparametrise the model to avoid funnels and spikes"

@@ -107,6 +107,7 @@ class SteinTrained(Trained, Generic[F]):
     ksd_curve_: np.ndarray = field(init=False)
     fitted_by_: str = field(init=False)
     family_: F = field(init=False)
+    _is_set: Sequence[str] = field(init=False, default=())
 
     # Whether a fit is trained
 
@@ -117,7 +118,8 @@ class SteinTrained(Trained, Generic[F]):
         if its start is not good enough.
         """
         is_set, est = set_parameters(self, self._training), copy.copy(self)
-        est.__dict__.update({name: value for name, value in self._training.items() if name not in is_set})
+        left = {name: value for name, value in self._training.items() if name not in is_set}
+        est.__dict__.update(left, _is_set=is_set)
         if est.gradient_estimator == "auto":
             est.gradient_estimator = "path" if averages(resolve_kernel(est.kernel)) else "u-statistic"
         if est.batch_size == "auto":
@@ -125,7 +127,6 @@ class SteinTrained(Trained, Generic[F]):
             est.batch_size = 32 if est.gradient_estimator == "path" else 128
         if est.train == "auto" and is_set:
             est.train = True
-        est.__dict__["_is_set"] = is_set
         return est
 
     def _expanded(self, name: str, value: object) -> BaseEstimator | None:
@@ -264,7 +265,7 @@ class SteinTrained(Trained, Generic[F]):
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
         kernel = self._kernel_in_u(n_features)
-        _warn_of_train(self, vars(self)["_is_set"])
+        _warn_of_train(self, self._is_set)
         if self.gradient_estimator == "path" and not averages(kernel):
             raise ValueError(
                 "`gradient_estimator` is 'path', which needs a positive kernel of Euclidean distances, but `kernel` "
@@ -277,6 +278,11 @@ class SteinTrained(Trained, Generic[F]):
                 f"`warm_start` continues a fit of {self.n_features_in_} features, but the target has {n_features}; "
                 "set warm_start=False."
             )
+
+    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
+        super()._conclude(fit, score_fn, generator)
+        if score_fn.replicate and fit.report["best_iter_"] == 0:
+            _warn_of_search(self, fit, self._is_set)
 
     def _check_target(self, score_fn: Score) -> None:
         """Raise or warn if a target does not suit the parameters."""
@@ -384,7 +390,7 @@ def is_default(value: object, default: object) -> bool:
     return value is default or (isinstance(value, str) and value == default)
 
 
-def _warn_of_train(est: SteinTrained, is_set: list[str]) -> None:
+def _warn_of_train(est: SteinTrained, is_set: Sequence[str]) -> None:
     """Warn of parameters that contradict `train`."""
     chains = chains_of(est.whiten)
     ignored = [name for name in is_set if name not in OF_START]
@@ -398,4 +404,16 @@ def _warn_of_train(est: SteinTrained, is_set: list[str]) -> None:
         warn_caller(
             f"The fit is trained, since {why if is_set else '`train` is True'}, although the `effort` of Pilot is "
             "'low', which is meant for fits without training; set train=False, or another `effort`."
+        )
+
+
+def _warn_of_search(est: SteinTrained, fit: Fit, is_set: Sequence[str]) -> None:
+    """Warn of parameters of the training, if it has made nothing of a candidate of a search."""
+    unused = [f"`{name}`" for name in (*set_parameters(est, ["max_iter"]), *is_set) if name not in OF_START]
+    if unused and est.train is not False:
+        why = "without training; set train=True to search over trainings"
+        why = why if fit.report["n_iter_"] == 0 else "on which training has not improved"
+        warn_caller(
+            f"A candidate of this search is its start, by {fit.report['fitted_by_']}, {why}: {', '.join(unused)} did "
+            "not change what is returned."
         )

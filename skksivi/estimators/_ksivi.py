@@ -281,7 +281,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         return lambda family: Layer(family, start.whitening, start.seed)
 
     def _guards(self, start: Start[SemiImplicit]) -> bool:
-        return self._is_at_pilot(start) and start.whitening.converged
+        return self._is_at_pilot(start) and not start.whitening.is_rough
 
     def _objective(
         self,

@@ -83,7 +83,7 @@ def refitted(
         mean=mean,
         mean_se=mean_se,
         sd=sd,
-        converged=points.converged,
+        verdict=points.verdict,
         found_by="importance sampling",
         n_score_calls=whitening.n_score_calls + n_calls,
         attempts=[*whitening.attempts, attempt],

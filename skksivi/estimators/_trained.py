@@ -229,7 +229,7 @@ def _of_verdict(verdict: Verdict, whitening: object) -> str:
     """Return a verdict on a fit that is not known to be good as a sentence."""
     if verdict.grade == Grade.WRONG:
         return f"The fit is wrong: {verdict.reason}"
-    chains = isinstance(whitening, Whitening) and not whitening.converged
+    chains = isinstance(whitening, Whitening) and whitening.is_rough
     why = "the chains that explore the target have not converged, and " if chains else ""
     return f"The fit may be wrong, and how far cannot be told: {why}{verdict.reason}"
 

@@ -22,7 +22,15 @@ from torch import Tensor, nn
 
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
-from skksivi.mixing import IN_CACHE, AtomDraws, DensityMixing, GaussianMixtureDraws, Mixing, NormalDraws
+from skksivi.mixing import (
+    IN_CACHE,
+    AtomDraws,
+    DensityMixing,
+    GaussianMixtureDraws,
+    Mixing,
+    NormalDraws,
+    log_student,
+)
 from skksivi.pilot._mixture import covariance_root
 from skksivi.score._score import ScoreFunction
 
@@ -251,10 +259,8 @@ def _weights(family: SemiImplicit, proposal: Proposal, n_draws: int, generator: 
     for j in range(m):
         e = (draws - z[:, j, None]) @ C[:, j]
         square, log_scale = e.square().sum(-1), C[:, j].diagonal(dim1=1, dim2=2).log().sum(1)[:, None]
-        log_normal = -square / 2 - d / 2 * math.log(2 * math.pi)
-        log_student = math.lgamma((df + d) / 2) - math.lgamma(df / 2) - d / 2 * math.log(df * math.pi)
-        log_student = log_student - (df + d) / 2 * (square / df).log1p()
-        log_parts += [log_scale + log_normal + math.log(n_gaussian), log_scale + log_student + math.log(n_student)]
+        top = log_scale - d / 2 * math.log(2 * math.pi)
+        log_parts += [top - square / 2 + math.log(n_gaussian), log_student(top, square, d, df) + math.log(n_student)]
     parts = torch.stack(log_parts, 2) - math.log(draws.shape[1])
     log_proposal = parts.logsumexp(2)
     log_weights = log_joint(family, x[:, None].expand(-1, draws.shape[1], -1), draws) - log_proposal

@@ -14,9 +14,8 @@ from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import HasDensity, Layer, Layers, Sampler
 from skksivi.mixing import AtomDraws, DensityMixing
+from skksivi.pilot._log_density import Cells, log_density
 from skksivi.pilot._mixture import gaussian_of
-from skksivi.pilot._mode_weights import Cells
-from skksivi.pilot._modes import log_density
 from skksivi.score._score import Score
 
 #: How many times as wide as a sampler a defensive mixture is in all directions, and along a coordinate.

@@ -20,7 +20,7 @@ from skksivi.families._density import N_DRAWS, LogDensity
 from skksivi.families._derived import DefensiveMixture, asks_for_score, knows_density, sampler_density
 from skksivi.families._samplers import Layer, Layers, Sampler
 from skksivi.judge._numbers import WeightedRows
-from skksivi.pilot._modes import log_density, origin_of
+from skksivi.pilot._log_density import log_density, origin_of
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.score._score import Score, ScoreFunction
 

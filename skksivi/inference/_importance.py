@@ -23,7 +23,7 @@ from skksivi.families._weights import (
     check_trusted,
     importance_weights,
 )
-from skksivi.pilot._modes import origin_of
+from skksivi.pilot._log_density import origin_of
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +12,11 @@ from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, listed, make_generator, resolve_device
 from skksivi.base import BaseApproximator, check_fit
-from skksivi.coordinates._affine import Affine, standard_normal
-from skksivi.coordinates._lines import lobatto, lobatto_nodes
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._lines import along_chord
 from skksivi.families._derived import N_ASSIGNED, Reweighted, unweighted
-from skksivi.pilot._chains import clipped_drift, revive
-from skksivi.pilot._mode_weights import MAX_GAP, MIN_SHARE, Cells, Mass, log_densities, mass, normalised
+from skksivi.pilot._chains import ChainState, mala_step, revive
+from skksivi.pilot._log_density import MAX_GAP, MIN_SHARE, Cells, Mass, masses, normalised
 from skksivi.pilot._modes import find_modes
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
@@ -58,8 +59,8 @@ def modes(
     The discrepancy is insensitive to the weights of distant modes. This function estimates them from the score.
     Searches from draws find the modes, and space is divided into regions by their Gaussians. The differences of log p
     between the centres are integrals of the score along lines, by an adaptive rule that detects when it fails. The
-    mass of each region is estimated by importance sampling, and again by bridge sampling from chains that start at
-    draws of the fit. If the target has a `log_prob` it is used instead of the integrals.
+    mass of each region is estimated by bridge sampling between a proposal and chains that start at draws of the fit,
+    and again by importance sampling alone. If the target has a `log_prob` it is used instead of the integrals.
 
     Parameters
     ----------
@@ -144,16 +145,14 @@ def weigh_cells(score: Score, x: Tensor, cells: Cells, generator: torch.Generato
     chains = [mode_chains(score, x[cell == k][:300], a, generator) for k, a in enumerate(cells.maps)]
     cells = cells.refined(torch.cat([c[:, ::2].flatten(0, 1) for c in chains]))
     others = torch.cat([c[-1, 1::2] for c in chains])
-    cell = cells.assign(others)
-    log_p = log_densities(score, cells)
-    masses = [mass(log_p, cells, k, others[cell == k], generator) for k in range(len(cells.maps))]
-    weights, errors = normalised(masses)
+    found = masses(score, cells, others, generator, 2000)
+    weights, errors = normalised(found)
     order = weights.argsort(descending=True)
-    cells, masses = cells.sorted_by(order), [masses[k] for k in order.tolist()]
+    cells, found = cells.sorted_by(order), [found[k] for k in order.tolist()]
     shares = cells.counts(x) / len(x)
     centres = torch.stack([a.m for a in cells.maps])
-    reason = next((_doubt(a.m, m) for a, m in zip(cells.maps, masses, strict=True) if not m.trusted), "")
-    if len(masses) == 1:  # whose weight is one, whatever its mass
+    reason = next((_doubt(a.m, m) for a, m in zip(cells.maps, found, strict=True) if not m.trusted), "")
+    if len(found) == 1:  # whose weight is one, whatever its mass
         reason = ""
     if not reason and far > 0.2:
         reason = f"{far:.0%} of the draws are far from every mode that could be compared with others"
@@ -164,57 +163,41 @@ def weigh_cells(score: Score, x: Tensor, cells: Cells, generator: torch.Generato
 
 
 def mode_chains(score: ScoreFunction, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:
-    """Return the states (n_kept, n, d) of chains that start at draws x (n, d) of a mode."""
-    return metropolis(score, x.repeat(-(-50 // len(x)), 1), a.L, generator)  # chains of a mode of few draws
+    """Return the states (n_kept, n, d) of chains that start at draws x (n, d) of a mode, fifty at least."""
+    u = a.whiten(x.repeat(-(-50 // len(x)), 1))
+    return a.unwhiten(metropolis(lambda u: a.whiten_score(score(a.unwhiten(u)).detach()), u, generator))
 
 
-def metropolis(score_fn: ScoreFunction, x: Tensor, L: Tensor, generator: torch.Generator) -> Tensor:
-    r"""Run Metropolis-adjusted Langevin chains that need no density.
+def metropolis(score_u: ScoreFunction, u: Tensor, generator: torch.Generator) -> Tensor:
+    """Run Metropolis-adjusted Langevin chains that need no density: log p differs by integrals of the score.
 
-    The steps are :math:`y = x + L v` with :math:`v = h L^\top s(x) + \sqrt{2 h}\, \xi`, h a random share of a common
-    step, which is adapted to the rate of acceptance; :math:`\log p(y) - \log p(x)` is the integral of the score from
-    x to y by Lobatto's rule of four points. The only bias left is the error of that rule.
+    Each step has a random share of a common size, which is adapted to the rate of acceptance.
 
     Parameters
     ----------
-    score_fn : callable
-    x : Tensor of shape (n, d)
+    score_u : callable
+    u : Tensor of shape (n, d)
         Where the chains start.
-    L : Tensor of shape (d, d)
     generator : torch.Generator
 
     Returns
     -------
     kept : Tensor of shape (n_kept, n, d)
         The chains at every third step, once the step size is adapted.
-
-    References
-    ----------
-    Roberts, G. and Tweedie, R. (1996). Exponential convergence of Langevin distributions and their discrete
-    approximations. Bernoulli 2(4).
     """
-    n, d = x.shape
+    n, d = u.shape
     common, kept = 1.3 * d ** (-1 / 3), []
     n_steps = 150
-    every = max(3, n_steps * x.numel() // 2**25)  # so many numbers are kept at most
-    x = revive(x.where(score_fn(x).isfinite().all(1)[:, None], torch.nan), generator)
-    s = score_fn(x).detach() @ L
+    every = max(3, n_steps * u.numel() // 2**25)  # so many numbers are kept at most
+    u = revive(u.where(score_u(u).isfinite().all(1)[:, None], torch.nan), generator)
+    state = ChainState(u, score_u(u))
     for t in range(1, n_steps + 1):
-        h = common * 0.25 ** torch.rand(n, 1, generator=generator, dtype=x.dtype, device=x.device)
-        drift = h * clipped_drift(s)
-        v = drift + (2 * h).sqrt() * standard_normal(n, x, generator)
-        y = x + v @ L.mT
-        s_1, s_2, s_y = (score_fn(torch.cat([*lobatto_nodes(x, y), y])).detach() @ L).chunk(3)
-        log_p_ratio = lobatto(s, s_1, s_2, s_y, v)
-        back = v + h * clipped_drift(s_y)
-        log_q_ratio = ((v - drift).square() - back.square()).sum(1) / (4 * h[:, 0])
-        log_ratio = (log_p_ratio + log_q_ratio).nan_to_num(-math.inf, -math.inf, -math.inf)
-        accept = torch.rand(n, generator=generator, dtype=x.dtype, device=x.device).log() < log_ratio
-        x, s = torch.where(accept[:, None], y, x), torch.where(accept[:, None], s_y, s)
+        h = common * 0.25 ** torch.rand(n, 1, generator=generator, dtype=u.dtype, device=u.device)
+        state, alpha = mala_step(state, score_u, partial(along_chord, score_u), h, generator)
         if t <= n_steps // 3:
-            common *= math.exp(0.3 * (log_ratio.clamp_max(0).exp().mean().item() - 0.65))  # which is accepted
+            common *= math.exp(0.3 * (alpha.mean().item() - 0.65))  # which is accepted
         elif t % every == 0:
-            kept.append(x)
+            kept.append(state.u)
     return torch.stack(kept)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from skksivi.coordinates._affine import FAR, Affine, LowRank, standard_normal
-from skksivi.coordinates._lines import lobatto, lobatto_nodes
+from skksivi.coordinates._lines import along_chord
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.pilot._importance import (
@@ -27,7 +27,7 @@ from skksivi.pilot._importance import (
 from skksivi.pilot._mixture import MOST_FEATURES, N_QUICK, NEAR, adapted_by_scores, score_divergence
 from skksivi.pilot._points import PilotPoints, judge_chains, judge_halves
 from skksivi.score._errors import DivergedError
-from skksivi.score._score import DifferentiableScore, Score
+from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
 
 #: Chains, and trajectories to warm up; about how many calls a trajectory takes.
 N_CHAINS, N_WARM, N_CALLS = 32, 12, 4
@@ -41,6 +41,9 @@ MAX_RHAT = 1.2
 
 #: Returns a pilot with more points, in the coordinates of a map, and adds to what was drawn.
 Refine = Callable[[Affine, PilotPoints, list[BatchedDraws]], PilotPoints]
+
+#: Maps points x, their scores, points y and their scores, all (n, d), to log p(y) - log p(x), (n,).
+LogRatio = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class ChainStates(NamedTuple):
@@ -93,11 +96,8 @@ def trajectory(
         y = y + h * v
         s_y = score_u(y).detach()
         v = v + h / 2 * s_y
-    if score_u.log_prob is None:
-        s_1, s_2 = score_u(torch.cat(lobatto_nodes(u, y))).detach().chunk(2)
-        log_p_y = log_p + lobatto(s, s_1, s_2, s_y, y - u)
-    else:
-        log_p_y = score_u.log_prob(y).detach()
+    log_prob = score_u.log_prob
+    log_p_y = log_p + along_chord(score_u, u, s, y, s_y) if log_prob is None else log_prob(y).detach()
     gain = log_p_y - log_p + (momentum.square() - v.square()).sum(1) / 2
     gain = gain.nan_to_num(-math.inf, -math.inf, -math.inf)
     uniform = torch.rand(len(u), generator=generator, dtype=u.dtype, device=u.device)
@@ -219,7 +219,7 @@ class ChainEnsemble:
         if self.are_many:
             draws = BatchedDraws(*(a[len(a) // 2 :] for a in draws))
         by = target_moments(draws)
-        plain = pilot_with(draws.points, by)
+        plain = pilot_with(draws.points, by, self.name)
         if (self.are_many or apart <= MAX_RHAT) and self.has_few:
             pilot = self.refine(self.metric, plain, self.drawn)
             if pilot.converged:
@@ -240,12 +240,66 @@ class ChainEnsemble:
         return revive(x.where(self.score_fn(x).isfinite().all(1, keepdim=True), torch.nan), self.generator)
 
 
+# Langevin chains
+
+
 def clipped_drift(s: Tensor, longest: float = 5.0) -> Tensor:
     r"""Return scores (n, d) of standardised coordinates, those longer than `longest` :math:`\sqrt d` clipped to that.
 
     It is so many times the length of a score of N(0, I): a chain that starts far out does not overshoot.
     """
     return s * (longest * math.sqrt(s.shape[1]) / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
+
+
+class ChainState(NamedTuple):
+    """Chains at u (n, d), and the score there."""
+
+    u: Tensor
+    s: Tensor
+
+
+def mala_step(
+    state: ChainState, score_u: ScoreFunction, log_ratio: LogRatio, h: Tensor, generator: torch.Generator
+) -> tuple[ChainState, Tensor]:
+    r"""Propose Langevin steps, and accept each with the probability of Metropolis and Hastings.
+
+    .. math::
+        v = u + h\, \tilde s(u) + \sqrt{2 h}\, \xi, \quad
+        \alpha = \min\left(1, \frac{p(v)\, q(u | v)}{p(u)\, q(v | u)}\right), \quad
+        \log q(v | u) = -\frac{\|v - u - h\, \tilde s(u)\|^2}{4 h} + \mathrm{const},
+
+    with the `clipped_drift` :math:`\tilde s`.
+
+    Parameters
+    ----------
+    state : ChainState
+    score_u : callable
+    log_ratio : callable
+        Maps (u, s(u), v, s(v)) to log p(v) - log p(u).
+    h : Tensor of shape () or (n, 1)
+        The step sizes h > 0.
+    generator : torch.Generator
+
+    Returns
+    -------
+    state : ChainState
+    alpha : Tensor of shape (n,)
+        The probabilities of acceptance; zero where the score or log p is not finite at v.
+
+    References
+    ----------
+    Roberts, G. and Tweedie, R. (1996). Exponential convergence of Langevin distributions and their discrete
+    approximations. Bernoulli 2(4).
+    """
+    u, s = state
+    noise = (2 * h).sqrt() * torch.randn(u.shape, generator=generator, dtype=u.dtype, device=u.device)
+    v = u + h * clipped_drift(s) + noise
+    s_v = score_u(v)
+    back = u - v - h * clipped_drift(s_v)
+    log_alpha = log_ratio(u, s, v, s_v) + (noise.square().sum(1) - back.square().sum(1)) / (4 * h).flatten()
+    alpha = log_alpha.nan_to_num(-torch.inf, torch.inf, -torch.inf).exp().clamp_max(1)
+    accepted = torch.rand(len(u), generator=generator, dtype=u.dtype, device=u.device)[:, None] < alpha[:, None]
+    return ChainState(v.where(accepted, u), s_v.where(accepted, s)), alpha
 
 
 def revive(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -282,11 +336,14 @@ def underdamped_pilot(
         The chains left the region where the score is finite.
     """
     n_steps = min(max(budget // len(starts), 200), 20_000)
-    score_fn.tally.begin("underdamped Langevin chains", n_steps * len(starts))
+    name = "underdamped Langevin chains"
+    score_fn.tally.begin(name, n_steps * len(starts))
     kept = underdamped(score_fn, starts.to(score_fn.dtype), n_steps, generator).double()
     points, mean_se = kept.transpose(0, 1).flatten(0, 1), kept.mean(0).std(0) / math.sqrt(len(starts))
     verdict = judge_halves(kept)
-    return diagonal_map(points), PilotPoints(points, [len(kept)] * len(starts), mean_se, verdict, dense=False)
+    return diagonal_map(points), PilotPoints(
+        points, [len(kept)] * len(starts), mean_se, verdict, dense=False, found_by=name
+    )
 
 
 def diagonal_map(x: Tensor) -> LowRank:

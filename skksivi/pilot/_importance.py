@@ -18,7 +18,7 @@ from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import SIMPSON, checked_density, kronrod
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Grade, Verdict
-from skksivi.mixing import GaussianMixtureDraws
+from skksivi.mixing import GaussianMixtureDraws, log_student
 from skksivi.pilot._faults import look_for_jump
 from skksivi.pilot._mixture import Components, covariance_root, fitted_mixture, score_matched
 from skksivi.pilot._points import PilotPoints, judge_weights, limit_of_divergence
@@ -188,7 +188,7 @@ def refined_pilot(
         near = limit_of_divergence(divergence, pilot.x.shape[1], i + 1)
         if plan.is_far(near.value, pilot.x.shape[1]):
             x, mixture, reason, n_far = torch.cat([pilot.x, draws.points]), None, str(near), n_far + 1
-            pilot = pilot._replace(x=x, n_of_mode=[len(x)], mixture=None)
+            pilot = pilot._replace(x=x, n_of_mode=[len(x)], mixture=None, found_by="importance sampling")
             continue
         drawn.append(draws)
         by = target_moments(BatchedDraws(*(torch.cat(parts) for parts in zip(*drawn, strict=True))))
@@ -243,7 +243,7 @@ def pilot_of_mixture(mixture: Components, n: int = 0) -> PilotPoints:
     return PilotPoints(_points_of(mixture, n), [n], sd, verdict, mixture=mixture)
 
 
-def pilot_with(points: Tensor, by: TargetMoments) -> PilotPoints:
+def pilot_with(points: Tensor, by: TargetMoments, found_by: str = "importance sampling") -> PilotPoints:
     """Return points (n, d) mapped to a mean and a covariance, or its scales."""
     away = points - points.mean(0)
     if by.root is None:
@@ -251,7 +251,7 @@ def pilot_with(points: Tensor, by: TargetMoments) -> PilotPoints:
     else:
         L = torch.linalg.cholesky(away.mT @ away / len(away))
         points = by.mean + torch.linalg.solve_triangular(L, away.mT, upper=False).mT @ by.root.mT
-    return PilotPoints(points, [len(points)], by.mean_se * points.std(0))
+    return PilotPoints(points, [len(points)], by.mean_se * points.std(0), found_by=found_by)
 
 
 def resampled(
@@ -301,7 +301,7 @@ def nearest_points(score: DifferentiableScore, found: Sequence[PilotPoints], gen
     Those of a set alone would not show what it lacks.
     """
     mixtures = [points.mixture or fitted(points.x, generator) for points in found]
-    together = Components.together(mixtures)
+    together = Components.together(mixtures, [1 / len(mixtures)] * len(mixtures))
     q, wide = together.draws(), HeavyTailed.wider(together.draws())
     x = wide.sample(1024, generator)
     if score.log_prob is None:
@@ -341,11 +341,9 @@ class HeavyTailed(NamedTuple):
 
     def log_density(self, u: Tensor) -> Tensor:
         """Evaluate the log-density (n,) at points u (n, d)."""
-        d, nu = u.shape[1], self.df
         tops = self.scaled.log_parts(self.scaled.means).diagonal()[:, None]  # of the Gaussians, at their own means
         squares = 2 * (tops - self.scaled.log_parts(u))
-        factor = math.lgamma((nu + d) / 2) - math.lgamma(nu / 2) + d / 2 * math.log(2 / nu)
-        return (tops + factor - (nu + d) / 2 * (squares / nu).log1p()).logsumexp(0)
+        return log_student(tops, squares, u.shape[1], self.df).logsumexp(0)
 
 
 def _of_centre(mixture: Components) -> Heights:

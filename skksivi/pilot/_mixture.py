@@ -90,10 +90,11 @@ class Components(NamedTuple):
         return Components(self.weights, mean + D * (self.means - m), D[:, None] * self.covariances * D)
 
     @classmethod
-    def together(cls, mixtures: Sequence[Components]) -> Components:
-        """Return the mixture of mixtures, of equal weights."""
-        weights, means, covariances = (torch.cat(parts) for parts in zip(*mixtures, strict=True))
-        return cls(weights / len(mixtures), means, covariances)
+    def together(cls, mixtures: Sequence[Components], shares: Sequence[float] | Tensor) -> Components:
+        """Return the mixture of mixtures."""
+        weights, means, covariances = zip(*mixtures, strict=True)
+        weights = tuple(w * share for w, share in zip(weights, shares, strict=True))
+        return cls(torch.cat(weights), torch.cat(means), torch.cat(covariances))
 
     def of_widths(self, variances: Sequence[float], shares: Sequence[float]) -> Components:
         """Return the mixture with several Gaussians in place of each, of these relative variances and shares."""
@@ -181,9 +182,7 @@ def fitted_mixture(points: Sequence[Tensor], generator: torch.Generator, *, shuf
     """
     n = sum(map(len, points))
     parts = [_fitted(x, math.ceil(MAX_COMPONENTS * len(x) / n), generator, shuffles=shuffles) for x in points]
-    weights, means, covariances = zip(*parts, strict=True)
-    shares = [w * (len(x) / n) for w, x in zip(weights, points, strict=True)]
-    return Components(torch.cat(shares), torch.cat(means), torch.cat(covariances))
+    return Components.together(parts, [len(x) / n for x in points])
 
 
 def _shrunk(u: np.ndarray) -> GaussianMixture:

@@ -19,7 +19,7 @@ from skksivi.coordinates._affine import FAR, Affine, standard_normal
 from skksivi.coordinates._lines import log_ratio
 from skksivi.coordinates._looks import looks, n_looks
 from skksivi.pilot._mixture import Components, score_divergence
-from skksivi.pilot._newton import MAX_STEPS, is_spike, jacobians, laplace, search_modes
+from skksivi.pilot._newton import MAX_STEPS, is_spike, jacobians, search_modes
 from skksivi.pilot._symmetries import (
     MAX_MODES,
     N_TRIED,
@@ -191,40 +191,6 @@ def search_around(
     n = min(n_starts, MAX_IN_STARTS // starts.shape[1])
     found = find_modes(score_fn, torch.cat([starts, scattered(starts[0], n, generator)]), generator)
     return find_modes(score_fn, around(found.maps[0], n, generator), generator, found.maps)
-
-
-# The log-density, the target's own or by line integrals from a mode
-
-
-def judging_map(score_fn: Score) -> Affine:
-    """Return the map to a mode that depends on the target alone."""
-    origin = torch.zeros(score_fn.n_features, dtype=torch.float64, device=score_fn.device)
-    try:
-        return laplace(score_fn, origin)[0]
-    except ValueError:
-        generator = torch.Generator(score_fn.device).manual_seed(0)
-        return find_modes(score_fn, scattered(origin, MAX_STARTS, generator), generator).maps[0]
-
-
-def origin_of(score_fn: Score) -> Affine | None:
-    """Return the map to the mode where p is set to one, if only its score is known."""
-    return None if score_fn.log_prob is not None else judging_map(score_fn)
-
-
-def log_density(score_fn: Score, origin: Affine | None, x: Tensor) -> Tensor:
-    """Return log p (n,) at points x (n, d): the target's own, or integrals of the score from an origin.
-
-    Raises
-    ------
-    ValueError
-        Neither is available.
-    """
-    if origin is None:
-        if score_fn.log_prob is None:
-            raise ValueError("The target has no `log_prob`, which is needed here.")
-        return score_fn.log_prob(x)
-    score_u, u = origin.pull_back(score_fn), origin.whiten(x)
-    return torch.cat([log_ratio(score_u, torch.zeros_like(origin.m), part) for part in u.split(500)])
 
 
 # The other modes of a target

@@ -205,14 +205,14 @@ def _of_points(known: Known, points: PilotPoints) -> Found:
         points.warp,
         modes=where.cpu().numpy(),
         weights=modes.weights.cpu().numpy(),
-        converged=points.converged,
+        verdict=points.verdict,
         mean=mean,
         mean_se=mean_se,
         sd=sd,
         symmetries=symmetries,
         ascents=ascents,
         n_looks=modes.n_looks,
-        found_by=known.found_by,
+        found_by=points.found_by,
     )
     return found, points
 
@@ -254,10 +254,9 @@ def _diagonal(known: Known) -> Found:
         modes, starts = mode.m.cpu().numpy()[None], surrounding(mode, known.generator)
     left = budget if tally.limit is None else min(budget, tally.limit - tally.total)
     map_, points = underdamped_pilot(score, starts, known.generator, left)
-    known.add(points)
     mean, mean_se, sd = (a.cpu().numpy() for a in (map_.m, points.mean_se, map_.D))
-    found = Whitening(map_, modes=modes, weights=np.ones(len(modes)), converged=points.converged)
-    return replace(found, mean=mean, mean_se=mean_se, sd=sd, found_by=known.found_by), points
+    found = Whitening(map_, modes=modes, weights=np.ones(len(modes)), verdict=points.verdict)
+    return replace(found, mean=mean, mean_se=mean_se, sd=sd, found_by=points.found_by), points
 
 
 def _by_curvature(known: Known) -> Found:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.coordinates._curved import Curved
+from skksivi.coordinates._whitening import LAPLACE
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.pilot._mixture import N_DRAWS, Components, fitted_mixture, gaussian_of
@@ -105,6 +106,8 @@ class PilotPoints(NamedTuple):
         A mixture fitted to the points.
     warp : Curved or None
         The map to the coordinates of the target, if the points are in its coordinates y.
+    found_by : str
+        What has found them.
     """
 
     x: Tensor
@@ -114,6 +117,7 @@ class PilotPoints(NamedTuple):
     dense: bool = True
     mixture: Components | None = None
     warp: Curved | None = None
+    found_by: str = LAPLACE
 
     @property
     def converged(self) -> bool:

@@ -296,9 +296,8 @@ def _mixture(lines: Sequence[Sequence[Node]]) -> Components:
         mixtures.append(Components(weights, u, roots @ roots.mT + v[:, :, None] * v[:, None]))
         spreads.append((shares @ (c - shares @ c).square()).sqrt() * slopes[log_marginal.argmax()])
     wide = [torch.outer(spread, spread) for spread in spreads]
-    return Components.together(
-        [a._replace(covariances=a.covariances + sum(wide) - own) for a, own in zip(mixtures, wide, strict=True)]
-    )
+    parts = [a._replace(covariances=a.covariances + sum(wide) - own) for a, own in zip(mixtures, wide, strict=True)]
+    return Components.together(parts, [1 / len(parts)] * len(parts))
 
 
 # Out of a spike

@@ -18,11 +18,11 @@ from torch import Tensor
 from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._marginals import fitted_marginals
-from skksivi.coordinates._whitening import LAPLACE, LONG_CHAINS, Attempt
+from skksivi.coordinates._whitening import LONG_CHAINS, Attempt
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.parameters import Pilot
-from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble
+from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble, Refine
 from skksivi.pilot._faults import fault_of_noise, look_for_jump
 from skksivi.pilot._importance import (
     BatchedDraws,
@@ -32,7 +32,7 @@ from skksivi.pilot._importance import (
     without_wrong_density,
 )
 from skksivi.pilot._mixture import MOST_FEATURES, gaussian_of, matched
-from skksivi.pilot._mode_weights import Weighing, are_near, pilot_of_several, pooled, symmetrised, with_mode_weights
+from skksivi.pilot._mode_weights import are_near, pilot_of_several, pooled, symmetrised, with_mode_weights
 from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, mode_from_prior, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
@@ -86,11 +86,9 @@ class Known:
     points : PilotPoints or None
         The last that were found.
     others : list of tuple
-        Those before, none of which was good, with their modes and what found them.
+        Those before, none of which was good, with their modes.
     modes_of_points : ModeMaps
         The modes that were known then: a wider search may find others, and no better points.
-    found_by : str
-        What has found them.
     attempts : list of Attempt
     """
 
@@ -105,9 +103,8 @@ class Known:
     metric: Affine | None = None
     ensemble: ChainEnsemble | None = None
     points: PilotPoints | None = None
-    others: list[tuple[PilotPoints, ModeMaps, str]] = field(default_factory=list)
+    others: list[tuple[PilotPoints, ModeMaps]] = field(default_factory=list)
     modes_of_points: ModeMaps = NO_MODES
-    found_by: str = LAPLACE
     attempts: list[Attempt] = field(default_factory=list)
 
     @property
@@ -179,28 +176,23 @@ class Known:
 
     def add(self, points: PilotPoints) -> None:
         """Take note of points that were found, unless better ones are known, or why there are none."""
-        # what finds points, by the names of parts of a fit in `stages_`
-        explorations = {"importance sampling", "short chains", LONG_CHAINS, "underdamped Langevin chains"}
         if not len(points.x) and self.points is not None:
             self.points = self.points._replace(verdict=points.verdict)
         elif len(points.x) and (self.points is None or not _is_better(self.points.judged(), points.judged())):
             if self.points is not None:
-                self.others.append((self.points, self.modes_of_points, self.found_by))
+                self.others.append((self.points, self.modes_of_points))
             self.points, self.modes_of_points = points, self.modes
-            of_chains = points.verdict.grade == Grade.CHAINS_AGREE
-            names = explorations - {"importance sampling"} if of_chains else explorations
-            self.found_by = next((name for name in reversed(self.score.tally.begun) if name in names), LAPLACE)
 
     def take_best(self) -> None:
         """Take those of all points, none of which is good, that are nearest to the target by weighted draws."""
         now = self.points
         if now is None or now.judged().grade > Grade.ROUGH or self.n_features >= MANY_FEATURES:
             return
-        found = [(now, self.modes_of_points, self.found_by), *reversed(self.others)]
+        found = [(now, self.modes_of_points), *reversed(self.others)]
         found = [each for each in found if each[0].warp is None]
         if now.warp is None and len(found) > 1:
-            i = nearest_points(self.score, [points for points, *_ in found], self.generator)
-            self.points, self.modes_of_points, self.found_by = found[i]
+            i = nearest_points(self.score, [points for points, _ in found], self.generator)
+            self.points, self.modes_of_points = found[i]
 
 
 def _is_better(a: Verdict, b: Verdict) -> bool:
@@ -348,9 +340,9 @@ class AllModes:
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         yield pilot_of_mixture(known.modes.mixture(), N_OF_GAUSSIAN)
 
-        def explore(weighing: Weighing, mode: Affine) -> PilotPoints:
+        def explore(refine: Refine, mode: Affine) -> PilotPoints:
             metric = matched(known.score, mode, known.generator)
-            ensemble = ChainEnsemble(known.score, metric, known.generator, weighing.refined)
+            ensemble = ChainEnsemble(known.score, metric, known.generator, refine)
             stages = ensemble.by_stages(known.within_effort(TRAJECTORIES))
             return first_converged(chain(ensemble.by_metric(), stages))
 
@@ -575,7 +567,7 @@ class LongChains:
         found = parts[0]
         if len(parts) > 1:
             known.score.tally.begin("weights of modes")
-            found = with_mode_weights(known.score, pooled(parts, modes, known.generator), known.generator)
+            found = with_mode_weights(known.score, pooled(parts, modes), known.generator)
         if before is not None and found.converged and self._are_apart(found, before):
             apart = Verdict(Grade.ROUGH, "long chains end far from the points before")
             known.points, found = before._replace(verdict=apart), found._replace(verdict=apart)

@@ -71,7 +71,7 @@ class Tally:
     spent: int = field(default=0, compare=False, repr=False)  # the limit that has been reached
     listener: Listener | None = field(default=None, compare=False, repr=False)
     stages: dict[str, Stage] = field(default_factory=dict, compare=False, repr=False)
-    begun: list[str] = field(default_factory=list, compare=False, repr=False)
+    last: str = field(default=CHECKS, compare=False, repr=False)  # the stage that was announced
     _reserved: int = field(default=0, compare=False, repr=False)
     _now: tuple[str, int, float] = field(
         default_factory=lambda: (CHECKS, 0, time.monotonic()), compare=False, repr=False
@@ -123,7 +123,7 @@ class Tally:
     def begin(self, stage: str, n_calls: int = 0) -> None:
         """Announce a stage of a fit of about so many calls, zero if unknown."""
         self.end(stage)
-        self.begun.append(stage)
+        self.last = stage
         if self.listener is not None:
             self.listener.begin(stage, n_calls, self.total)
 

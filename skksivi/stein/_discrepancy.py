@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import AffineMap, Identity
 from skksivi.kernels import IMQ, Kernel, squared_distances
-from skksivi.pilot._modes import judging_map
+from skksivi.pilot._log_density import judging_map
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.score._probe import in_double
 from skksivi.score._score import ScoreFunction

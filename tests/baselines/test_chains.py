@@ -14,9 +14,10 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MALA, SGLD
-from skksivi.baselines._chains import ChainState, adapted_step, mala_step, step_sizes
-from skksivi.baselines._points import step_integral
+from skksivi.baselines._chains import adapted_step, step_sizes
+from skksivi.coordinates._lines import along_chord
 from skksivi.families._samplers import Chains
+from skksivi.pilot._chains import ChainState, mala_step
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._probe import in_double
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, XShaped
@@ -34,7 +35,7 @@ def stein_z_scores(x, s):
 
 RATIOS = {
     "density": lambda target: lambda u, _, v, __: target.log_prob(v) - target.log_prob(u),
-    "score": lambda target: lambda u, s_u, v, s_v: step_integral(target.score_fn, u, s_u, v, s_v),
+    "score": lambda target: lambda u, s_u, v, s_v: along_chord(target.score_fn, u, s_u, v, s_v),
 }
 
 

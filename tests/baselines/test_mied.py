@@ -9,7 +9,7 @@ from plain_targets import normal
 
 from skksivi.baselines import MALA, MIED
 from skksivi.baselines._particles import MOLLIFIERS, mied_gradient
-from skksivi.baselines._points import step_integral
+from skksivi.coordinates._lines import along_chord
 from skksivi.targets import Banana, Target
 
 FORMULAS = {
@@ -75,14 +75,14 @@ def test_lobatto_is_exact_for_polynomials_of_degree_six():
 
     expected = log_prob(y) - log_prob(x)
     torch.testing.assert_close(
-        step_integral(score_fn, x, score_fn(x), y, score_fn(y)), expected, rtol=1e-10, atol=1e-10
+        along_chord(score_fn, x, score_fn(x), y, score_fn(y)), expected, rtol=1e-10, atol=1e-10
     )
 
 
 def test_the_error_of_lobatto_is_that_of_its_formula():
     """For g = e^t the sixth derivative lies between 1 and e."""
     x, y = torch.zeros(1, 1).double(), torch.ones(1, 1).double()
-    error = (math.e - 1) - step_integral(torch.exp, x, x.exp(), y, y.exp()).item()
+    error = (math.e - 1) - along_chord(torch.exp, x, x.exp(), y, y.exp()).item()
     assert -math.e / 1_512_000 < error < -1 / 1_512_000
 
 

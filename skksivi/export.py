@@ -12,8 +12,8 @@ import numpy as np
 from skksivi._utils.arrays import RandomState
 from skksivi._version import __version__
 from skksivi.base import BaseApproximator, check_fit
-from skksivi.score._score import is_target
-from skksivi.targets._base import Target
+from skksivi.score import is_target
+from skksivi.targets import Target
 
 if TYPE_CHECKING:
     from arviz import InferenceData

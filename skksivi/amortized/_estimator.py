@@ -42,22 +42,16 @@ from skksivi.base import (
     Real,
     StrOptions,
     counts,
-    learn,
     with_callbacks,
 )
 from skksivi.diagnostics import Diagnosis, diagnose
-from skksivi.estimators._fingerprint import answers_at
-from skksivi.estimators._ksivi import KSIVIApproximator
-from skksivi.estimators._start import Past
-from skksivi.families._samplers import CHUNK, Layer
-from skksivi.families._weights import cheap_certificate
-from skksivi.judge._thresholds import THRESHOLDS
+from skksivi.estimators import KSIVIApproximator, answers_at, as_fitted
+from skksivi.families import Layer, cheap_certificate
+from skksivi.judge import THRESHOLDS
 from skksivi.parameters import Nested, Pilot, check_widths
-from skksivi.score._tally import Stage, Tally
-from skksivi.score._target import resolve_score
-from skksivi.targets._base import Target, from_score_fn
-from skksivi.training._hooks import Callbacks
-from skksivi.training._run import Fit, Run, logged, ordinary_mode
+from skksivi.score import Stage, resolve_score
+from skksivi.targets import Target, from_score_fn
+from skksivi.training import Callbacks, logged, ordinary_mode
 
 LOGGER = logging.getLogger("skksivi")
 
@@ -374,7 +368,8 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
         generator = make_generator(self._random_state if random_state is None else random_state, device)
         X = np.empty((len(y), n_samples, self.n_features_in_), dtype=self.dtype)
         with ordinary_mode(device), torch.no_grad():
-            step = max(1, CHUNK // max(1, n_samples * max(self.n_features_in_, *self.hidden_layer_sizes, 1)))
+            numbers = n_samples * max(self.n_features_in_, *self.hidden_layer_sizes, 1)
+            step = max(1, 2**22 // max(1, numbers))  # contexts at a time, for the sake of memory
             for start, part in zip(range(0, len(y), step), parts(y, step), strict=True):
                 X[start : start + step] = as_array(
                     self.family_.draws(self.family_.features(part), n_samples, generator).x
@@ -575,10 +570,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
             dtype=self.dtype,
             random_state=self._seed,
         )
-        report = {"score_checksum_": "", "fitted_by_": "an amortised fit", **Past().report()}
-        fit = Fit(self._layer(y, DTYPES[self.dtype]), report)
-        learn(est, fit, Run(self._seed, resolve_device(self.device), Tally()))
-        return est
+        return as_fitted(est, self._layer(y, DTYPES[self.dtype]), "an amortised fit", self._seed)
 
     def _layer(self, y: Rows, dtype: torch.dtype) -> Layer:
         with torch.no_grad():

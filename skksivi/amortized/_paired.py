@@ -8,10 +8,16 @@ import torch
 from torch import Tensor
 
 from skksivi.amortized._contexts import Rows, ScoreOfPairs, given, parts, repeated, take, tiled
-from skksivi.score._probe import choose_product, probe
-from skksivi.score._rejected import POSSIBLE, REJECTIONS, first_points, in_parts
-from skksivi.score._score import Score, ScoreFunction, autograd_pullback, central_difference
-from skksivi.score._tally import Tally
+from skksivi.score import (
+    REJECTIONS,
+    Score,
+    ScoreFunction,
+    Tally,
+    choose_product,
+    first_points,
+    in_parts,
+    probe,
+)
 
 
 class PairedScore:
@@ -77,7 +83,7 @@ class PairedScore:
 
             try:
                 return whole(x)
-            except POSSIBLE:
+            except (*REJECTIONS, RuntimeError):
                 return torch.cat(in_parts(at, torch.arange(len(x)), nothing, self.tally, self._again))
 
         return function
@@ -98,23 +104,11 @@ class PairedScore:
         """Evaluate the score at x (n, d) of n contexts."""
         return self.rows(y)(x)
 
-    def with_pullback(self, x: Tensor, y: Rows) -> tuple[Tensor, ScoreFunction]:
-        """Return the score at x (n, d) of n contexts, and the map of v (n, d) to J^T v (n, d)."""
-        score = self.rows(y)
-        if score.by_differences:
-            return score(x), lambda v: central_difference(score, x, v, score.step)
-        self.tally.add(values=len(x))
-        return score.differentiated(x)
-
     def jacobians(self, x: Tensor, y: Rows) -> Tensor:
         """Return the Jacobians (n, d, d) at x (n, d) of n contexts, by d products each."""
         n, d = x.shape
-        score, directions = self.rows(repeated(y, d)), torch.eye(d).to(x).repeat(n, 1)
-        x = x.repeat_interleave(d, 0)
-        if score.by_differences:
-            return central_difference(score, x, directions, score.step).view(n, d, d)
-        self.tally.add(products=len(x))
-        return autograd_pullback(score.uncounted, x)[1](directions).view(n, d, d)
+        directions = torch.eye(d).to(x).repeat(n, 1)
+        return self.rows(repeated(y, d)).product(x.repeat_interleave(d, 0), directions).view(n, d, d)
 
     def _check_context(self, y: Rows, x: Tensor) -> None:
         """Raise ValueError if the score is the same for all of some contexts."""

@@ -14,19 +14,23 @@ from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._points import MovingPoints, set_gradient
 from skksivi.baselines._semi_implicit import SemiImplicitVI, TrainedBaseline
-from skksivi.coordinates._composed import score_for_training
-from skksivi.coordinates._whitening import Whitening
-from skksivi.estimators._trained import langevin_scale
-from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
-from skksivi.families._layer import Constant, Map, MultilayerPerceptron, SemiImplicit
-from skksivi.families._samplers import Layer, Layers
+from skksivi.coordinates import Whitening, score_for_training
+from skksivi.estimators import langevin_scale
+from skksivi.families import (
+    Constant,
+    Hierarchy,
+    Layer,
+    Layers,
+    Map,
+    MultilayerPerceptron,
+    SemiImplicit,
+    langevin_hierarchy,
+)
 from skksivi.mixing import AtomDraws, NormalDraws
 from skksivi.parameters import Adam, Bridge, Schedule, Whiten, check_widths, checked_object
-from skksivi.pilot._pilot import find_whitening
-from skksivi.pilot._points import PilotPoints
-from skksivi.score._score import DifferentiableScore, Score
-from skksivi.training._loop import Iterate, Objective, Scheduled
-from skksivi.training._run import Fit, Run
+from skksivi.pilot import PilotPoints, find_whitening
+from skksivi.score import DifferentiableScore, Score
+from skksivi.training import Fit, Iterate, Objective, Run, Scheduled
 
 #: Constraints of its parameters.
 CRITIC: Constraints = {

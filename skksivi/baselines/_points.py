@@ -12,15 +12,13 @@ from torch import Tensor, nn
 
 from skksivi._utils.arrays import RandomState, as_tensor
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
-from skksivi.coordinates._lines import checked_density, lobatto, lobatto_nodes, log_ratio
-from skksivi.coordinates._whitening import Whitening
-from skksivi.estimators._trained import Whitened
+from skksivi.coordinates import Whitening, checked_density, log_ratio, step_integral
+from skksivi.estimators import Whitened
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Adam, Init, Whiten
-from skksivi.pilot._pilot import find_whitening
-from skksivi.score._score import Score, ScoreFunction
-from skksivi.training._hooks import TRAINING
-from skksivi.training._loop import Objective, minimise
+from skksivi.pilot import find_whitening
+from skksivi.score import Score, ScoreFunction
+from skksivi.training import Objective, minimise
 
 
 class MovingPoints(nn.Module):
@@ -139,7 +137,7 @@ def find_start(
     """
     d = score_fn.n_features
     whitening, _ = find_whitening(whiten, score_fn, generator, init=init)
-    score_fn.tally.begin(TRAINING)
+    score_fn.tally.begin("training")
     if init is None:
         u = torch.randn(n, d, generator=generator, dtype=torch.float64, device=score_fn.device)
     else:
@@ -187,12 +185,6 @@ def radial_kernel(kernel: str | Kernel, bandwidth: float | str | None, *, smooth
 
 
 # The density, from its score where need be
-
-
-def step_integral(score_fn: ScoreFunction, x: Tensor, s_x: Tensor, y: Tensor, s_y: Tensor) -> Tensor:
-    """Return log p(y) - log p(x), (n,), by Lobatto's rule, from the points x, y and their scores, all (n, d)."""
-    s_1, s_2 = score_fn(torch.cat(lobatto_nodes(x, y))).chunk(2)
-    return lobatto(s_x, s_1, s_2, s_y, y - x)
 
 
 def density_in_u(score_fn: Score, whitening: Whitening, u: Tensor) -> Density | None:

@@ -12,9 +12,8 @@ from sklearn.base import clone
 
 from skksivi._utils.arrays import make_seed, without_graph
 from skksivi.base import BaseApproximator
-from skksivi.score._score import is_target
-from skksivi.targets._base import from_score_fn
-from skksivi.targets._named import coordinate_names
+from skksivi.score import is_target
+from skksivi.targets import coordinate_names, from_score_fn
 
 #: Numbers, or arrays by name.
 Parameters = ArrayLike | Mapping[str, ArrayLike]

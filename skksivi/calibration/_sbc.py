@@ -31,9 +31,8 @@ from skksivi.calibration._replication import (
     streams,
 )
 from skksivi.calibration._result import Calibration, Failure, Record
-from skksivi.estimators._fingerprint import FREE, described
-from skksivi.score._score import is_target
-from skksivi.score._target import compared_score
+from skksivi.estimators import FREE, described
+from skksivi.score import in_double, is_target
 
 #: Parameters and data, of any type.
 Theta = TypeVar("Theta")
@@ -382,7 +381,7 @@ def _scores(target: Any) -> list[float]:  # noqa: ANN401
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a fit, which will say so itself
         try:
-            score = compared_score(target, target.n_features, "float64", "cpu")  # type: ignore[attr-defined]
+            score = in_double(target, target.n_features)  # type: ignore[attr-defined]
             x = torch.randn(3, score.n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
             return score(x).flatten().tolist()
         except Exception:  # which the fit will raise too

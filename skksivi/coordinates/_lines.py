@@ -46,6 +46,12 @@ def lobatto(s_x: Tensor, s_1: Tensor, s_2: Tensor, s_y: Tensor, gap: Tensor) -> 
     return ((s_x + 5 * (s_1 + s_2) + s_y) * gap).sum(1) / 12
 
 
+def step_integral(score_fn: ScoreFunction, x: Tensor, s_x: Tensor, y: Tensor, s_y: Tensor) -> Tensor:
+    """Return log p(y) - log p(x), (n,), by Lobatto's rule, from the points x, y and their scores, all (n, d)."""
+    s_1, s_2 = score_fn(torch.cat(lobatto_nodes(x, y))).chunk(2)
+    return lobatto(s_x, s_1, s_2, s_y, y - x)
+
+
 def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     r"""Integrate the score along lines by Kronrod's extension of Lobatto's rule of four points, to seven.
 

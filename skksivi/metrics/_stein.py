@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Real
 from typing import NamedTuple
 
@@ -15,9 +16,8 @@ from skksivi._utils.arrays import as_tensor, make_generator, without_graph
 from skksivi._utils.numbers import check_integer
 from skksivi.kernels import IMQ, Kernel, resolve_kernel
 from skksivi.metrics._samples import check_statistic
-from skksivi.score._probe import in_double
-from skksivi.score._score import ScoreFunction, function_of
-from skksivi.stein._discrepancy import Matrix, finite_scores, mean_within, stein_matrix, tiles, total, upper_blocks
+from skksivi.score import ScoreFunction, in_double
+from skksivi.stein import finite_scores, mean_within, stein_matrix, tiles, total, upper_blocks
 
 
 def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = None, statistic: str = "u") -> float:
@@ -174,7 +174,7 @@ def _random_signs(n: int, n_chains: int, flip_probability: float, generator: tor
 
 def _stein_matrix_of(
     X: ArrayLike, score_fn: ScoreFunction, kernel: str | Kernel | None, statistic: str
-) -> tuple[Matrix, int]:
+) -> tuple[Callable[[slice, slice], Tensor], int]:
     """Return the matrix of the Stein kernel between the rows of X, and their number."""
     X = check_array(without_graph(X), dtype=np.float64, ensure_min_samples=2, input_name="X")
     kernel = IMQ() if kernel is None else resolve_kernel(kernel)
@@ -189,5 +189,5 @@ def _stein_matrix_of(
             f"{X.shape[1]} column(s) needs; use IMQ or Gaussian, or statistic='u' with two or more columns."
         )
     x = as_tensor(X, dtype=torch.float64)
-    s = in_double(function_of(score_fn), x.shape[1])(x)
+    s = in_double(score_fn, x.shape[1])(x)
     return stein_matrix(x, finite_scores(s), kernel.frozen(x)), len(x)

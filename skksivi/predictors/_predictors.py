@@ -32,15 +32,21 @@ from skksivi._utils.arrays import (
 from skksivi._utils.numbers import check_integer
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
-from skksivi.estimators._ksivi import KSIVIApproximator
+from skksivi.estimators import KSIVIApproximator
 from skksivi.parameters import Nested, Pilot, Scale, chains_of
 from skksivi.predictors._process import Process, fit_process, merged
-from skksivi.targets._base import Target, check_hyperprior
-from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
-from skksivi.targets._logistic import BayesianLogisticRegression
-from skksivi.targets._minibatches import Minibatches
-from skksivi.targets._network import BayesianNeuralNetwork, log_normal_mixture, outputs_of_networks
-from skksivi.training._run import logged
+from skksivi.targets import (
+    BayesianLinearRegression,
+    BayesianLogisticRegression,
+    BayesianMultinomialRegression,
+    BayesianNeuralNetwork,
+    Minibatches,
+    Target,
+    check_hyperprior,
+    log_normal_mixture,
+    outputs_of_networks,
+)
+from skksivi.training import logged
 
 __all__ = ["KSIVIClassifier", "KSIVIRegressor"]
 __dir__ = __all__.copy

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from skksivi._utils.numbers import check_integer
-from skksivi.score._score import ScoreFunction, ScoreWithProduct, is_target
+from skksivi.score import ScoreFunction, ScoreWithProduct, is_target
 from skksivi.targets._base import (
     Blocks,
     Divisible,

@@ -32,7 +32,7 @@ from skksivi._utils.warnings import warn_caller
 from skksivi._version import DOCUMENTATION
 from skksivi.amortized._contexts import Rows, Source, as_contexts, as_rows, is_of_sets, n_repeated, parts, simulated
 from skksivi.amortized._family import Conditional
-from skksivi.amortized._paired import PairedScore, at_one
+from skksivi.amortized._paired import PairedScore, at_contexts
 from skksivi.amortized._stages import Outcome, Settings, Stages
 from skksivi.base import (
     CallbackSupportMixin,
@@ -592,7 +592,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
     def _target(self, y: Rows) -> Target:
         if self._score_fn is None:
             raise ValueError("A loaded fit knows no score; give it to load(path, score_fn=...).")
-        return from_score_fn(at_one(self._score_fn, y), self.n_features_in_)
+        return from_score_fn(at_contexts(self._score_fn, y), self.n_features_in_)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_features_in_")

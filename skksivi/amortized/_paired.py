@@ -8,16 +8,7 @@ import torch
 from torch import Tensor
 
 from skksivi.amortized._contexts import Rows, ScoreOfPairs, given, parts, repeated, take, tiled
-from skksivi.score import (
-    REJECTIONS,
-    Score,
-    ScoreFunction,
-    Tally,
-    choose_product,
-    first_points,
-    in_parts,
-    probe,
-)
+from skksivi.score import REJECTIONS, Score, ScoreFunction, Tally, choose_product, first_points, in_parts, probe
 
 
 class PairedScore:
@@ -48,27 +39,19 @@ class PairedScore:
     def n_features(self) -> int:
         return self.template.n_features
 
-    def _of(self, y: Rows) -> ScoreFunction:
-        """Return the function of points, to which the contexts belong in turn, as often as there are points."""
-
-        def function(x: Tensor) -> Tensor:
-            return self.score_fn(x, given(tiled(y, len(x) // len(y)), x))
-
-        return function
-
     def _probed(self, y: Rows, n_features: int, device: torch.device) -> Score:
         """Return the score of the first of some contexts at which it does not raise, probed."""
         errors = []
         for part in parts(y, 1):
             try:
-                return probe(self._of(part), n_features, dtype=torch.float64, device=device)
+                return probe(at_contexts(self.score_fn, part), n_features, dtype=torch.float64, device=device)
             except REJECTIONS as error:
                 errors.append(error)
         raise errors[0]
 
     def _of_each(self, y: Rows) -> ScoreFunction:
-        """Return the function of points that `_of` is, NaN at pairs where it raises, which end no others."""
-        whole = self._of(y)
+        """Return the function of points that `at_contexts` makes, NaN at pairs where it raises."""
+        whole = at_contexts(self.score_fn, y)
 
         def function(x: Tensor) -> Tensor:
             def points(rows: Tensor) -> Tensor:
@@ -120,10 +103,10 @@ class PairedScore:
             )
 
 
-def at_one(score_fn: ScoreOfPairs, y: Rows) -> ScoreFunction:
-    """Return the score of one context, a function of points."""
+def at_contexts(score_fn: ScoreOfPairs, y: Rows) -> ScoreFunction:
+    """Return the function of points, to which the contexts belong in turn, as often as there are points."""
 
     def function(x: Tensor) -> Tensor:
-        return score_fn(x, given(tiled(y, len(x)), x))
+        return score_fn(x, given(tiled(y, len(x) // len(y)), x))
 
     return function

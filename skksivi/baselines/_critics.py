@@ -21,7 +21,6 @@ from skksivi.families import (
     Hierarchy,
     Layer,
     Layers,
-    Map,
     MultilayerPerceptron,
     SemiImplicit,
     langevin_hierarchy,
@@ -49,7 +48,7 @@ class FisherBound(NamedTuple):
     doffset: Tensor
 
 
-def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.0) -> FisherBound:
+def fisher_bound(network: MultilayerPerceptron, x: Tensor, f: Tensor, offset: Tensor | float = 0.0) -> FisherBound:
     r"""Evaluate :math:`E[2 g^\top f - \|g\|^2]`, g(x) = network(x) + offset, and set the gradient of the parameters.
 
     With :math:`f = s_p(x) - s_{q(\cdot|z)}(x)` its maximum over g is the Fisher divergence, at
@@ -57,7 +56,7 @@ def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.
 
     Parameters
     ----------
-    network : Map
+    network : MultilayerPerceptron
     x, f : Tensor of shape (n, d)
     offset : Tensor of shape (n, d), default=0
     """

@@ -4,7 +4,6 @@ from skksivi.families._density import log_joint
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._layer import (
     Constant,
-    Map,
     MultilayerPerceptron,
     Residual,
     SemiImplicit,
@@ -16,7 +15,7 @@ from skksivi.families._samplers import Chains, Gaussian, Layer, Layers, Particle
 from skksivi.families._weights import Certificate, cheap_certificate
 
 __all__ = [
-    "Certificate", "Chains", "Constant", "Gaussian", "Hierarchy", "Layer", "Layers", "Map", "MultilayerPerceptron",
+    "Certificate", "Chains", "Constant", "Gaussian", "Hierarchy", "Layer", "Layers", "MultilayerPerceptron",
     "Particles", "Residual", "SemiImplicit", "cheap_certificate", "covariance_kept", "diagonal_gaussian_log_prob",
     "gaussian_layer", "langevin_hierarchy", "log_joint",
 ]  # fmt: skip

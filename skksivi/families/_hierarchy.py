@@ -9,14 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skksivi.families._layer import (
-    Constant,
-    Drawn,
-    DrawPullback,
-    Map,
-    MultilayerPerceptron,
-    Pullback,
-)
+from skksivi.families._layer import Constant, Drawn, DrawPullback, Map, MultilayerPerceptron, Pullback
 from skksivi.mixing import Mixing
 from skksivi.score._score import DifferentiableScore, ScoreFunction
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from numbers import Real
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from skksivi._utils.numbers import check_integer
 from skksivi.kernels import IMQ, Kernel, resolve_kernel
 from skksivi.metrics._samples import check_statistic
 from skksivi.score import ScoreFunction, in_double
-from skksivi.stein import finite_scores, mean_within, stein_matrix, tiles, total, upper_blocks
+from skksivi.stein import finite_scores, mean_within, stein_matrix, tiles, upper_blocks
 
 
 def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = None, statistic: str = "u") -> float:
@@ -70,7 +71,7 @@ def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = 
     """
     check_statistic(statistic)
     k_p, n = _stein_matrix_of(X, score_fn, kernel, statistic)
-    trace = total(k_p(i, i).trace() for i in tiles(n)) if statistic == "v" else None
+    trace = reduce(torch.add, (k_p(i, i).trace() for i in tiles(n))) if statistic == "v" else None
     return mean_within(k_p, n, trace).item()
 
 
@@ -161,7 +162,8 @@ def ksd_test(
     k_p, n = _stein_matrix_of(X, score_fn, kernel, "u")
     w = _random_signs(n, 1 + n_bootstrap, flip_probability, make_generator(random_state))
     w[:, 0] = 1
-    T = 2 / (n * (n - 1)) * total((w[i] * (block @ w[j])).sum(0) for i, j, block in upper_blocks(k_p, n))
+    terms = ((w[i] * (block @ w[j])).sum(0) for i, j, block in upper_blocks(k_p, n))
+    T = 2 / (n * (n - 1)) * reduce(torch.add, terms)
     tie = 1e-9 * T[0].abs()  # all signs flipped give T(1) again, but for rounding
     return KSDTest(T[0].item(), (T - T[0] >= -tie).double().mean().item())
 

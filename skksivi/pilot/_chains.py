@@ -241,7 +241,7 @@ class ChainEnsemble:
 
 
 def clipped_drift(s: Tensor, longest: float = 5.0) -> Tensor:
-    r"""Return scores (..., d) of standardised coordinates, with lengths above `longest` :math:`\sqrt d` clipped to it.
+    r"""Return scores (..., d) of standardised coordinates, lengths above `longest` :math:`\sqrt d` clipped to it.
 
     It is so many times the length of a score of N(0, I): a chain that starts far out does not overshoot.
     """

@@ -11,7 +11,6 @@ from skksivi.score._score import (
     ScoreWithProduct,
     Tempered,
     autograd_pullback,
-    is_target,
 )
 from skksivi.score._tally import Stage, Tally
 from skksivi.score._target import resolve_score
@@ -20,5 +19,5 @@ from skksivi.score._workers import ByWorkers
 __all__ = [
     "REJECTIONS", "BudgetError", "ByWorkers", "DifferentiableScore", "HasLogProb", "Score", "ScoreFunction",
     "ScoreWithProduct", "Stage", "Tally", "Tempered", "autograd_pullback", "choose_product", "first_points",
-    "in_double", "in_parts", "is_target", "probe", "resolve_score",
+    "in_double", "in_parts", "probe", "resolve_score",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
 
 import torch
@@ -85,18 +85,13 @@ def upper_blocks(matrix: Matrix, n: int) -> Iterator[tuple[slice, slice, Tensor]
 
 def mean_within(matrix: Matrix, n: int, trace: Tensor | None = None) -> Tensor:
     """Return the mean of a symmetric matrix (n, n) with this trace, or the mean of its off-diagonal entries."""
-    off_diagonal = 2 * total(block.sum() for _, _, block in upper_blocks(matrix, n))
+    off_diagonal = 2 * reduce(torch.add, (block.sum() for _, _, block in upper_blocks(matrix, n)))
     return off_diagonal / (n * (n - 1)) if trace is None else (off_diagonal + trace) / n**2
 
 
 def mean_between(matrix: Matrix, n: int, m: int) -> Tensor:
     """Return the mean of a matrix (n, m)."""
-    return total(matrix(i, j).sum() for i in tiles(n) for j in tiles(m)) / (n * m)
-
-
-def total(terms: Iterable[Tensor]) -> Tensor:
-    """Return the sum of tensors of one shape, one in memory at a time."""
-    return reduce(torch.add, terms)
+    return reduce(torch.add, (matrix(i, j).sum() for i in tiles(n) for j in tiles(m))) / (n * m)
 
 
 # The discrepancy under one kernel

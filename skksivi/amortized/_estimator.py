@@ -17,16 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from skksivi._utils.arrays import (
-    DTYPES,
-    RandomState,
-    as_array,
-    as_numbers,
-    make_generator,
-    make_rng,
-    make_seed,
-    resolve_device,
-)
+from skksivi._utils.arrays import DTYPES, RandomState, as_array, as_numbers, make_generator, make_seed, resolve_device
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi._version import DOCUMENTATION
@@ -238,7 +229,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
         contexts, d = _of_model(score_fn, contexts, n_features)
         device = resolve_device(self.device)
         seed = make_seed(self.random_state)
-        rng, generator = make_rng(seed), make_generator(seed, device)
+        rng, generator = np.random.RandomState(seed), make_generator(seed, device)
         sets = self.summary is not None
         Y, X = simulated(contexts, parameters, self.n_contexts, rng, sets=sets)
         with ordinary_mode(device), logged(self.verbose):

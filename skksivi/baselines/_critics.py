@@ -16,15 +16,7 @@ from skksivi.baselines._points import MovingPoints, set_gradient
 from skksivi.baselines._semi_implicit import SemiImplicitVI, TrainedBaseline
 from skksivi.coordinates import Whitening, score_for_training
 from skksivi.estimators import langevin_scale
-from skksivi.families import (
-    Constant,
-    Hierarchy,
-    Layer,
-    Layers,
-    MultilayerPerceptron,
-    SemiImplicit,
-    langevin_hierarchy,
-)
+from skksivi.families import Constant, Hierarchy, Layer, Layers, MultilayerPerceptron, SemiImplicit
 from skksivi.mixing import AtomDraws, NormalDraws
 from skksivi.parameters import Adam, Bridge, Schedule, Whiten, check_widths, checked_object
 from skksivi.pilot import PilotPoints, find_whitening
@@ -527,7 +519,7 @@ class HSIVISM(TrainedBaseline):
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> Hierarchy:
         """Return layers that are a Langevin chain along the bridge."""
-        return langevin_hierarchy(
+        return Hierarchy.langevin(
             bridge_levels(self._levels(), self.n_layers),
             mixing=NormalDraws(score_fn.n_features),
             hidden_layer_sizes=self.hidden_layer_sizes,

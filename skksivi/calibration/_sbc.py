@@ -369,11 +369,9 @@ def _scores(target: Any) -> list[float]:  # noqa: ANN401
     """Return what the score of a target is at some points, nothing where it cannot be told."""
     if not hasattr(target, "score_fn"):
         return []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a fit, which will say so itself
-        try:
-            score = in_double(target, target.n_features)
-            x = torch.randn(3, score.n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            return score(x).flatten().tolist()
-        except Exception:  # which the fit will raise too
-            return []
+    with warnings.catch_warnings(), suppress(Exception):  # the fit will raise the same, and warn
+        warnings.simplefilter("ignore")
+        score = in_double(target, target.n_features)
+        x = torch.randn(3, score.n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return score(x).flatten().tolist()
+    return []

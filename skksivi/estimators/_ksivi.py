@@ -18,8 +18,7 @@ from skksivi.estimators._ksd import SteinTrained
 from skksivi.estimators._objective import objective_of
 from skksivi.estimators._start import Start, check_points, weight_of_pilot
 from skksivi.estimators._trained import temperature
-from skksivi.families._layer import SemiImplicit, covariance_kept, gaussian_layer
-from skksivi.families._samplers import Layer
+from skksivi.families import Layer, SemiImplicit, covariance_kept, gaussian_layer
 from skksivi.mixing import Bootstrap, Mixing, build_mixing
 from skksivi.parameters import Adam, Annealing, Network, Scale, checked_object
 from skksivi.pilot._pilot import MAX_POINTS

@@ -12,9 +12,8 @@ from skksivi.families._layer import Drawn, Family
 from skksivi.kernels import Kernel
 from skksivi.pilot._chains import clipped_drift
 from skksivi.score._score import DifferentiableScore
+from skksivi.stein import Memory, value_and_gradients, velocity
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
-from skksivi.stein._fused import value_and_gradients
-from skksivi.stein._path import Memory, velocity
 from skksivi.training._guard import Steering
 from skksivi.training._loop import Objective, Scheduled
 

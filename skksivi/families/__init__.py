@@ -1,7 +1,7 @@
 """Semi-implicit families, their hierarchies, and the samplers that a fit is."""
 
 from skksivi.families._density import log_joint
-from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
+from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import (
     Constant,
     MultilayerPerceptron,
@@ -17,5 +17,5 @@ from skksivi.families._weights import Certificate, cheap_certificate
 __all__ = [
     "Certificate", "Chains", "Constant", "Gaussian", "Hierarchy", "Layer", "Layers", "MultilayerPerceptron",
     "Particles", "Residual", "SemiImplicit", "cheap_certificate", "covariance_kept", "diagonal_gaussian_log_prob",
-    "gaussian_layer", "langevin_hierarchy", "log_joint",
+    "gaussian_layer", "log_joint",
 ]  # fmt: skip

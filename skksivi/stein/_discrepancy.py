@@ -13,8 +13,7 @@ from skksivi.coordinates._affine import AffineMap, Identity
 from skksivi.kernels import IMQ, Kernel, squared_distances
 from skksivi.pilot._modes import judging_map
 from skksivi.pilot._pilot import MAX_FEATURES
-from skksivi.score._probe import in_double
-from skksivi.score._score import ScoreFunction
+from skksivi.score import ScoreFunction, in_double
 
 #: Rows and columns of a block of pairs: its temporaries stay in a processor's cache.
 TILE = 256

@@ -109,6 +109,7 @@ class Trained(Whitened):
         return checked_object(Network, self.hidden_layer_sizes)
 
     def _n_latent(self, n_features: int) -> int:
+        """Return the dimension of z."""
         return self.latent_dim or min(n_features, 100)  # more would rarely help
 
     def _floor(self) -> float:

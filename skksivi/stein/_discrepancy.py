@@ -70,6 +70,7 @@ def agree(x: Tensor, s: Tensor) -> bool:
 
 
 def tiles(n: int) -> list[slice]:
+    """Return slices of n rows, `TILE` each."""
     return [slice(start, start + TILE) for start in range(0, n, TILE)]
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from skksivi._version import __version__ as __version__
     from skksivi.amortized import AmortizedKSIVI as AmortizedKSIVI
     from skksivi.diagnostics import diagnose as diagnose
-    from skksivi.estimators._hksivi import HKSIVIApproximator as HKSIVIApproximator
-    from skksivi.estimators._ksivi import KSIVIApproximator as KSIVIApproximator
+    from skksivi.estimators import HKSIVIApproximator as HKSIVIApproximator
+    from skksivi.estimators import KSIVIApproximator as KSIVIApproximator
     from skksivi.export import to_arviz as to_arviz
     from skksivi.inference._ensemble import ensemble as ensemble
     from skksivi.inference._expectation import expectation as expectation
@@ -50,8 +50,7 @@ else:
                 "mixing", "model_selection", "parameters", "plotting", "targets", "terms",
             ],
             "_version": ["__version__"],
-            "estimators._hksivi": ["HKSIVIApproximator"],
-            "estimators._ksivi": ["KSIVIApproximator"],
+            "estimators": ["HKSIVIApproximator", "KSIVIApproximator"],
             "inference._ensemble": ["ensemble"],
             "inference._expectation": ["expectation"],
             "inference._importance": ["certificate", "evidence", "importance_sample", "refine"],

@@ -37,13 +37,13 @@ from skksivi.families._derived import knows_density, trial_draws, unweighted
 from skksivi.families._samplers import CHUNK, HasDensity, Sampler
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constraints, Interval, Nested, ParameterObject, StrOptions, expanded
+from skksivi.pilot._large_data import large_data
 from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
 from skksivi.score._tally import Stage, Tally
 from skksivi.score._target import TargetOrScore, on_device, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
-from skksivi.targets._large_data import large_data
 from skksivi.training._hooks import PILOT_PARTS, Callbacks, LongWait, StageReport
 from skksivi.training._run import Fit, Run, explained, logged, ordinary_mode
 

@@ -12,8 +12,7 @@ import numpy as np
 from skksivi._utils.arrays import RandomState
 from skksivi._version import __version__
 from skksivi.base import BaseApproximator, check_fit
-from skksivi.score._score import is_target
-from skksivi.targets._base import Target
+from skksivi.targets import Target
 
 if TYPE_CHECKING:
     from arviz import InferenceData
@@ -100,7 +99,7 @@ def to_arviz(
     check_fit(est, target)
     if isinstance(target, Integral):
         raise TypeError(f"`target` is a number, expected a target; write n_samples={target}.")
-    if not (target is None or is_target(target) or callable(target)) or isinstance(target, type):
+    if not (target is None or hasattr(target, "score_fn") or callable(target)) or isinstance(target, type):
         raise TypeError(f"`target` must be a Target, the one of `est`, got a {type(target).__name__}.")
     d = getattr(target, "n_features", est.n_features_in_)
     if d != est.n_features_in_:

@@ -18,12 +18,10 @@ from skksivi.amortized._estimator import AmortizedKSIVI
 from skksivi.amortized._family import Conditional, SkipNetwork
 from skksivi.amortized._features import DeepSets
 from skksivi.base import BaseApproximator, check_draws
+from skksivi.estimators import HKSIVIApproximator, KSIVIApproximator
 from skksivi.estimators._checkpoint import PARTS
-from skksivi.estimators._hksivi import HKSIVIApproximator
-from skksivi.estimators._ksivi import KSIVIApproximator
+from skksivi.families import Certificate, Chains, Gaussian, Layer, Layers, Particles
 from skksivi.families._derived import DefensiveMixture, Pooled, Refined, Reweighted, asks_for_score, with_score
-from skksivi.families._samplers import Chains, Gaussian, Layer, Layers, Particles
-from skksivi.families._weights import Certificate
 from skksivi.pilot._log_density import Cells
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.predictors._process import Process

@@ -11,9 +11,9 @@ from joblib import parallel_config
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
+from skksivi._utils.ranks import counts_below, coverage, tail_probabilities, uniform_band, uniformity
 from skksivi.baselines import Laplace
 from skksivi.calibration import Calibration, posterior_sbc, sbc
-from skksivi.metrics._ranks import counts_below, coverage, tail_probabilities, uniform_band, uniformity
 from skksivi.targets import Target, constrained, from_score_fn
 
 SIZES = [(1, 7), (5, 3), (10, 1)]

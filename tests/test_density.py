@@ -16,7 +16,7 @@ from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi import mixing as mixings
 from skksivi.baselines import Laplace
 from skksivi.families._density import TOLERANCE, hierarchy_log_density, layer_log_density
-from skksivi.families._hierarchy import langevin_hierarchy
+from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron
 from skksivi.mixing import GaussianMixtureDraws, NormalDraws, StudentTDraws
 from skksivi.parameters import Pilot, Scale
@@ -91,7 +91,7 @@ def chain(d=3, n_layers=3):
     mixing = GaussianMixtureDraws(
         normal(2, d), torch.eye(d).double().expand(2, -1, -1), torch.tensor([0.4, 0.6]).double()
     )
-    return langevin_hierarchy(
+    return Hierarchy.langevin(
         [1.0] * n_layers, mixing=mixing, hidden_layer_sizes=(4,), initial_scale=torch.full((d,), 0.5).double(),
         min_scale=1e-3, generator=generator(),
     ).requires_grad_(False)  # fmt: skip

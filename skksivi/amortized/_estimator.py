@@ -17,22 +17,13 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from skksivi._utils.arrays import (
-    DTYPES,
-    RandomState,
-    as_array,
-    as_numbers,
-    make_generator,
-    make_rng,
-    make_seed,
-    resolve_device,
-)
+from skksivi._utils.arrays import DTYPES, RandomState, as_array, as_numbers, make_generator, make_seed, resolve_device
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi._version import DOCUMENTATION
 from skksivi.amortized._contexts import Rows, Source, as_contexts, as_rows, is_of_sets, n_repeated, parts, simulated
 from skksivi.amortized._family import Conditional
-from skksivi.amortized._paired import PairedScore, at_one
+from skksivi.amortized._paired import PairedScore, at_contexts
 from skksivi.amortized._stages import Outcome, Settings, Stages
 from skksivi.base import (
     CallbackSupportMixin,
@@ -42,22 +33,16 @@ from skksivi.base import (
     Real,
     StrOptions,
     counts,
-    learn,
     with_callbacks,
 )
 from skksivi.diagnostics import Diagnosis, diagnose
-from skksivi.estimators._fingerprint import answers_at
-from skksivi.estimators._ksivi import KSIVIApproximator
-from skksivi.estimators._start import Past
-from skksivi.families._samplers import CHUNK, Layer
-from skksivi.families._weights import cheap_certificate
-from skksivi.judge._thresholds import THRESHOLDS
+from skksivi.estimators import KSIVIApproximator, answers_at, as_fitted
+from skksivi.families import Layer, cheap_certificate
+from skksivi.judge import THRESHOLDS
 from skksivi.parameters import Nested, Pilot, check_widths
-from skksivi.score._tally import Stage, Tally
-from skksivi.score._target import resolve_score
-from skksivi.targets._base import Target, from_score_fn
-from skksivi.training._hooks import Callbacks
-from skksivi.training._run import Fit, Run, logged, ordinary_mode
+from skksivi.score import Stage, resolve_score
+from skksivi.targets import Target, from_score_fn
+from skksivi.training import Callbacks, logged, ordinary_mode
 
 LOGGER = logging.getLogger("skksivi")
 
@@ -244,7 +229,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
         contexts, d = _of_model(score_fn, contexts, n_features)
         device = resolve_device(self.device)
         seed = make_seed(self.random_state)
-        rng, generator = make_rng(seed), make_generator(seed, device)
+        rng, generator = np.random.RandomState(seed), make_generator(seed, device)
         sets = self.summary is not None
         Y, X = simulated(contexts, parameters, self.n_contexts, rng, sets=sets)
         with ordinary_mode(device), logged(self.verbose):
@@ -374,7 +359,8 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
         generator = make_generator(self._random_state if random_state is None else random_state, device)
         X = np.empty((len(y), n_samples, self.n_features_in_), dtype=self.dtype)
         with ordinary_mode(device), torch.no_grad():
-            step = max(1, CHUNK // max(1, n_samples * max(self.n_features_in_, *self.hidden_layer_sizes, 1)))
+            numbers = n_samples * max(self.n_features_in_, *self.hidden_layer_sizes, 1)
+            step = max(1, 2**22 // max(1, numbers))  # contexts at a time, for the sake of memory
             for start, part in zip(range(0, len(y), step), parts(y, step), strict=True):
                 X[start : start + step] = as_array(
                     self.family_.draws(self.family_.features(part), n_samples, generator).x
@@ -575,10 +561,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
             dtype=self.dtype,
             random_state=self._seed,
         )
-        report = {"score_checksum_": "", "fitted_by_": "an amortised fit", **Past().report()}
-        fit = Fit(self._layer(y, DTYPES[self.dtype]), report)
-        learn(est, fit, Run(self._seed, resolve_device(self.device), Tally()))
-        return est
+        return as_fitted(est, self._layer(y, DTYPES[self.dtype]), "an amortised fit", self._seed)
 
     def _layer(self, y: Rows, dtype: torch.dtype) -> Layer:
         with torch.no_grad():
@@ -600,7 +583,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
     def _target(self, y: Rows) -> Target:
         if self._score_fn is None:
             raise ValueError("A loaded fit knows no score; give it to load(path, score_fn=...).")
-        return from_score_fn(at_one(self._score_fn, y), self.n_features_in_)
+        return from_score_fn(at_contexts(self._score_fn, y), self.n_features_in_)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_features_in_")

@@ -23,10 +23,8 @@ from torch import Tensor, nn
 from skksivi._utils.arrays import as_array
 from skksivi.amortized._contexts import Rows
 from skksivi.amortized._features import between, linear_layers
-from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._whitening import Whitening
-from skksivi.families._layer import Constant, MultilayerPerceptron, Residual, SemiImplicit
-from skksivi.families._samplers import Layer
+from skksivi.coordinates import Affine, Whitening
+from skksivi.families import Constant, Layer, MultilayerPerceptron, Residual, SemiImplicit
 from skksivi.mixing import GaussianMixtureDraws
 
 #: Features up to which the triangle of L depends on the context.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skksivi.amortized._contexts import Rows, take
 from skksivi.amortized._paired import PairedScore
-from skksivi.score._errors import BudgetError
+from skksivi.score import BudgetError
 
 
 class Laplaces(NamedTuple):

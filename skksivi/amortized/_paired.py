@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 
 from skksivi.amortized._contexts import Rows, ScoreOfPairs, given, parts, repeated, take, tiled
-from skksivi.score._probe import choose_product, probe
-from skksivi.score._rejected import POSSIBLE, REJECTIONS, first_points, in_parts
-from skksivi.score._score import Score, ScoreFunction, autograd_pullback, central_difference
-from skksivi.score._tally import Tally
+from skksivi.score import REJECTIONS, Score, ScoreFunction, Tally, choose_product, first_points, in_parts, probe
 
 
 class PairedScore:
@@ -42,27 +39,19 @@ class PairedScore:
     def n_features(self) -> int:
         return self.template.n_features
 
-    def _of(self, y: Rows) -> ScoreFunction:
-        """Return the function of points, to which the contexts belong in turn, as often as there are points."""
-
-        def function(x: Tensor) -> Tensor:
-            return self.score_fn(x, given(tiled(y, len(x) // len(y)), x))
-
-        return function
-
     def _probed(self, y: Rows, n_features: int, device: torch.device) -> Score:
         """Return the score of the first of some contexts at which it does not raise, probed."""
         errors = []
         for part in parts(y, 1):
             try:
-                return probe(self._of(part), n_features, dtype=torch.float64, device=device)
+                return probe(at_contexts(self.score_fn, part), n_features, dtype=torch.float64, device=device)
             except REJECTIONS as error:
                 errors.append(error)
         raise errors[0]
 
     def _of_each(self, y: Rows) -> ScoreFunction:
-        """Return the function of points that `_of` is, NaN at pairs where it raises, which end no others."""
-        whole = self._of(y)
+        """Return the function of points that `at_contexts` makes, NaN at pairs where it raises."""
+        whole = at_contexts(self.score_fn, y)
 
         def function(x: Tensor) -> Tensor:
             def points(rows: Tensor) -> Tensor:
@@ -77,7 +66,7 @@ class PairedScore:
 
             try:
                 return whole(x)
-            except POSSIBLE:
+            except (*REJECTIONS, RuntimeError):
                 return torch.cat(in_parts(at, torch.arange(len(x)), nothing, self.tally, self._again))
 
         return function
@@ -98,23 +87,11 @@ class PairedScore:
         """Evaluate the score at x (n, d) of n contexts."""
         return self.rows(y)(x)
 
-    def with_pullback(self, x: Tensor, y: Rows) -> tuple[Tensor, ScoreFunction]:
-        """Return the score at x (n, d) of n contexts, and the map of v (n, d) to J^T v (n, d)."""
-        score = self.rows(y)
-        if score.by_differences:
-            return score(x), lambda v: central_difference(score, x, v, score.step)
-        self.tally.add(values=len(x))
-        return score.differentiated(x)
-
     def jacobians(self, x: Tensor, y: Rows) -> Tensor:
         """Return the Jacobians (n, d, d) at x (n, d) of n contexts, by d products each."""
         n, d = x.shape
-        score, directions = self.rows(repeated(y, d)), torch.eye(d).to(x).repeat(n, 1)
-        x = x.repeat_interleave(d, 0)
-        if score.by_differences:
-            return central_difference(score, x, directions, score.step).view(n, d, d)
-        self.tally.add(products=len(x))
-        return autograd_pullback(score.uncounted, x)[1](directions).view(n, d, d)
+        directions = torch.eye(d).to(x).repeat(n, 1)
+        return self.rows(repeated(y, d)).product(x.repeat_interleave(d, 0), directions).view(n, d, d)
 
     def _check_context(self, y: Rows, x: Tensor) -> None:
         """Raise ValueError if the score is the same for all of some contexts."""
@@ -126,10 +103,10 @@ class PairedScore:
             )
 
 
-def at_one(score_fn: ScoreOfPairs, y: Rows) -> ScoreFunction:
-    """Return the score of one context, a function of points."""
+def at_contexts(score_fn: ScoreOfPairs, y: Rows) -> ScoreFunction:
+    """Return the function of points, to which the contexts belong in turn, as often as there are points."""
 
     def function(x: Tensor) -> Tensor:
-        return score_fn(x, given(tiled(y, len(x)), x))
+        return score_fn(x, given(tiled(y, len(x) // len(y)), x))
 
     return function

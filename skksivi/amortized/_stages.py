@@ -29,11 +29,10 @@ from skksivi.amortized._training import (
     split,
     start_mixture,
 )
-from skksivi.families._weights import Certificate, cheap_certificate
+from skksivi.families import Certificate, cheap_certificate
 from skksivi.parameters import Adam
-from skksivi.score._errors import BudgetError
-from skksivi.training._hooks import Report
-from skksivi.training._loop import Objective, minimise
+from skksivi.score import BudgetError
+from skksivi.training import Objective, Report, minimise
 
 #: Shows callbacks a family by the name of a stage; tells whether one of them wants the fit to end.
 ShowFamily = Callable[[str, Conditional], bool]

@@ -19,9 +19,8 @@ from skksivi.amortized._family import Conditional, Places, SkipNetwork, factor_p
 from skksivi.amortized._laplace import Laplaces
 from skksivi.amortized._paired import PairedScore
 from skksivi.kernels import resolve_kernel
-from skksivi.stein._estimators import GRADIENT_ESTIMATORS
-from skksivi.stein._fused import value_and_gradients
-from skksivi.stein._path import LONGEST, Memory, clip_norm, velocity
+from skksivi.pilot import clipped_drift
+from skksivi.stein import GRADIENT_ESTIMATORS, Memory, value_and_gradients, velocity
 
 #: Steps of a training, at most.
 MOST_STEPS = 6000
@@ -256,7 +255,9 @@ def fit_scores(
             s_q = torch.autograd.grad(log_q.sum(), x, create_graph=True)[0]
             L, has = places.L.detach(), known[index]
             gap = ((s_q - pairs.s[index].nan_to_num(0.0, 0.0, 0.0))[:, None] @ L)[:, 0]
-            square = LONGEST**2 * torch.log1p(gap.square().sum(1) / (d * LONGEST**2))
+            square = 25 * torch.log1p(
+                gap.square().sum(1) / (25 * d)
+            )  # bounded from lengths on at which drifts are clipped
             distance = (square * has).sum() / has.sum().clamp_min(1)
             likelihood = (log_q * exact[index]).sum() / exact[index].sum().clamp_min(1)
             return terms.scores * distance - terms.likelihood * likelihood
@@ -310,7 +311,7 @@ class Walk:
             drawn = family.draws(family.features(y), n, self.generator)
         at, factor = drawn.x.detach(), drawn.places.L.detach()
         s = self.score(at.flatten(0, 1), repeated(y, n)).view_as(at)
-        u, s_u = drawn.u.detach(), clip_norm((s @ factor).nan_to_num(0.0, 0.0, 0.0))
+        u, s_u = drawn.u.detach(), clipped_drift((s @ factor).nan_to_num(0.0, 0.0, 0.0))
         v = self._velocity(u, s_u)
         pull = torch.linalg.solve_triangular(factor.mT, v.mT, upper=True).mT
         with torch.enable_grad():

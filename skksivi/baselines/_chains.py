@@ -16,12 +16,11 @@ from skksivi._utils.numbers import is_number
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._points import Started, density_in_u, find_start, ratio_in_u
-from skksivi.coordinates._composed import score_for_training
-from skksivi.coordinates._whitening import Whitening
-from skksivi.families._samplers import Chains
-from skksivi.pilot._chains import ChainState, clipped_drift, mala_step
-from skksivi.score._score import Score
-from skksivi.training._run import Fit, Run
+from skksivi.coordinates import Whitening, score_for_training
+from skksivi.families import Chains
+from skksivi.pilot import ChainState, clipped_drift, mala_step
+from skksivi.score import Score
+from skksivi.training import Fit, Run
 
 
 def run_chains(

@@ -14,19 +14,14 @@ from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._points import MovingPoints, set_gradient
 from skksivi.baselines._semi_implicit import SemiImplicitVI, TrainedBaseline
-from skksivi.coordinates._composed import score_for_training
-from skksivi.coordinates._whitening import Whitening
-from skksivi.estimators._trained import langevin_scale
-from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
-from skksivi.families._layer import Constant, Map, MultilayerPerceptron, SemiImplicit
-from skksivi.families._samplers import Layer, Layers
+from skksivi.coordinates import Whitening, score_for_training
+from skksivi.estimators import langevin_scale
+from skksivi.families import Constant, Hierarchy, Layer, Layers, MultilayerPerceptron, SemiImplicit
 from skksivi.mixing import AtomDraws, NormalDraws
 from skksivi.parameters import Adam, Bridge, Schedule, Whiten, check_widths, checked_object
-from skksivi.pilot._pilot import find_whitening
-from skksivi.pilot._points import PilotPoints
-from skksivi.score._score import DifferentiableScore, Score
-from skksivi.training._loop import Iterate, Objective, Scheduled
-from skksivi.training._run import Fit, Run
+from skksivi.pilot import PilotPoints, find_whitening
+from skksivi.score import DifferentiableScore, Score
+from skksivi.training import Fit, Iterate, Objective, Run, Scheduled
 
 #: Constraints of its parameters.
 CRITIC: Constraints = {
@@ -45,7 +40,7 @@ class FisherBound(NamedTuple):
     doffset: Tensor
 
 
-def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.0) -> FisherBound:
+def fisher_bound(network: MultilayerPerceptron, x: Tensor, f: Tensor, offset: Tensor | float = 0.0) -> FisherBound:
     r"""Evaluate :math:`E[2 g^\top f - \|g\|^2]`, g(x) = network(x) + offset, and set the gradient of the parameters.
 
     With :math:`f = s_p(x) - s_{q(\cdot|z)}(x)` its maximum over g is the Fisher divergence, at
@@ -53,7 +48,7 @@ def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.
 
     Parameters
     ----------
-    network : Map
+    network : MultilayerPerceptron
     x, f : Tensor of shape (n, d)
     offset : Tensor of shape (n, d), default=0
     """
@@ -524,7 +519,7 @@ class HSIVISM(TrainedBaseline):
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> Hierarchy:
         """Return layers that are a Langevin chain along the bridge."""
-        return langevin_hierarchy(
+        return Hierarchy.langevin(
             bridge_levels(self._levels(), self.n_layers),
             mixing=NormalDraws(score_fn.n_features),
             hidden_layer_sizes=self.hidden_layer_sizes,

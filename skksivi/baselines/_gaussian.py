@@ -15,17 +15,12 @@ from skksivi._utils.arrays import RandomState
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._points import Descending, set_gradient
-from skksivi.coordinates._affine import Affine, AffineMap
-from skksivi.coordinates._composed import Coordinates, score_for_training
-from skksivi.coordinates._whitening import check_start, starting_points
-from skksivi.families._samplers import Gaussian
+from skksivi.coordinates import Affine, Coordinates, score_for_training, starting_points
+from skksivi.families import Gaussian
 from skksivi.parameters import Init
-from skksivi.pilot._mixture import batch_and_match, score_divergence
-from skksivi.pilot._newton import check_mode, laplace
-from skksivi.pilot._pilot import find_whitening
-from skksivi.score._score import Score
-from skksivi.training._hooks import TRAINING
-from skksivi.training._run import Fit, Run
+from skksivi.pilot import batch_and_match, check_mode, find_whitening, laplace, score_divergence
+from skksivi.score import Score
+from skksivi.training import Fit, Run
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -45,7 +40,7 @@ class FromMode(BaseApproximator):
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
-        check_start("laplace", self.init, n_features)
+        starting_points(self.init, n_features)
         if self.init is not None and np.ndim(self.init) != 1:
             raise ValueError(f"`init` has shape {np.shape(self.init)}, expected ({n_features},): one point.")
 
@@ -175,11 +170,7 @@ class _Parameters(nn.Module):
 def at_mode(score_fn: Score, init: Init, generator: torch.Generator) -> Affine:
     """Return the lower triangular map of the Laplace approximation found from `init`."""
     whitening, _ = find_whitening("laplace", score_fn, generator, init=init)
-    return triangular(whitening.map)
-
-
-def triangular(map_: AffineMap) -> Affine:
-    """Return a map of the same mean and covariance with a lower triangular L."""
+    map_ = whitening.map
     if isinstance(map_, Affine):
         return map_
     eye = torch.eye(len(map_.m), dtype=map_.m.dtype, device=map_.m.device)
@@ -213,7 +204,7 @@ class Ascending(Descending, FromMode):
 
     def _ascend(self, score_fn: Score, start: Affine, gradient: BoundGradient, generator: torch.Generator) -> Fit:
         """Maximise the bound by `mean_field_gradient` or `full_rank_gradient`, from the start, in its units."""
-        score_fn.tally.begin(TRAINING)
+        score_fn.tally.begin("training")
         score_u = score_for_training(score_fn, Coordinates(start), generator)
         d, full_rank = score_fn.n_features, gradient is full_rank_gradient
         q = _Parameters(d, full_rank=full_rank, like=torch.empty(0, dtype=score_fn.dtype, device=score_fn.device))

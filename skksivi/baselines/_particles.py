@@ -27,11 +27,11 @@ from skksivi.baselines._points import (
     ratio_in_u,
     set_gradient,
 )
-from skksivi.coordinates._composed import score_for_training
-from skksivi.families._samplers import Particles
+from skksivi.coordinates import score_for_training
+from skksivi.families import Particles
 from skksivi.kernels import Kernel, squared_distances
-from skksivi.score._score import Score
-from skksivi.training._run import KEEPING, Fit, Run
+from skksivi.score import Score
+from skksivi.training import Fit, Run
 
 
 def svgd_direction(x: Tensor, s: Tensor, kernel: Kernel) -> Tensor:
@@ -332,14 +332,16 @@ class KSDDescent(Descending, Particled):
             return ksd
 
         if self.solver == "lbfgs":
-            losses, n_iter, ended_by = self._lbfgs(gradient_fn, particles.u)
+            losses, n_iter, ended_by = self._lbfgs(gradient_fn, particles.u, run)
         else:
             losses, ended_by = self._descend(gradient_fn, particles, generator)
             n_iter = len(losses)
         x = whitening.push_forward(particles.u.double()).cpu().numpy()
         return Fit(Particles(x, whitening), {"loss_curve_": losses, "n_iter_": n_iter}, ended_by)
 
-    def _lbfgs(self, gradient_fn: Callable[[], Tensor], u: Tensor) -> tuple[np.ndarray, int, BaseException | None]:
+    def _lbfgs(
+        self, gradient_fn: Callable[[], Tensor], u: Tensor, run: Run
+    ) -> tuple[np.ndarray, int, BaseException | None]:
         """Minimise by L-BFGS.
 
         Returns
@@ -373,7 +375,7 @@ class KSDDescent(Descending, Particled):
 
         try:
             optimiser.step(closure)
-        except KEEPING as error:
+        except run.keeping as error:
             u.copy_(best)  # from wherever a line search was
             ended_by = error
         n_iter = optimiser.state[u].get("n_iter", 0)

@@ -13,16 +13,13 @@ from torch import Tensor, nn
 
 from skksivi._utils.arrays import RandomState, as_tensor
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
-from skksivi.coordinates._lines import along_chord, checked_density, log_ratio
-from skksivi.coordinates._whitening import Whitening
-from skksivi.estimators._trained import Whitened
+from skksivi.coordinates import Whitening, along_chord, checked_density, log_ratio
+from skksivi.estimators import Whitened
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Adam, Init, Whiten
-from skksivi.pilot._chains import LogRatio
-from skksivi.pilot._pilot import find_whitening
-from skksivi.score._score import Score, ScoreFunction
-from skksivi.training._hooks import TRAINING
-from skksivi.training._loop import Objective, minimise
+from skksivi.pilot import LogRatio, find_whitening
+from skksivi.score import Score, ScoreFunction
+from skksivi.training import Objective, minimise
 
 
 class MovingPoints(nn.Module):
@@ -138,7 +135,7 @@ def find_start(
     """
     d = score_fn.n_features
     whitening, _ = find_whitening(whiten, score_fn, generator, init=init)
-    score_fn.tally.begin(TRAINING)
+    score_fn.tally.begin("training")
     if init is None:
         u = torch.randn(n, d, generator=generator, dtype=torch.float64, device=score_fn.device)
     else:

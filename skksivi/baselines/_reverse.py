@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from skksivi.base import Constraints, Integral, Interval, Real
 from skksivi.baselines._semi_implicit import LayerDraws, SemiImplicitVI
-from skksivi.families._density import log_joint
-from skksivi.families._layer import Map, MultilayerPerceptron, SemiImplicit
+from skksivi.families import MultilayerPerceptron, SemiImplicit, log_joint
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam, check_widths
-from skksivi.score._score import DifferentiableScore
-from skksivi.training._loop import Iterate, Objective, Scheduled, by_autograd
+from skksivi.score import DifferentiableScore
+from skksivi.training import Iterate, Objective, Scheduled, by_autograd
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -153,12 +152,12 @@ class ReverseConditional(NamedTuple):
 
     Attributes
     ----------
-    mean : Map
+    mean : callable
     x : Tensor of shape (n, d)
     sigma : Tensor of shape (d,)
     """
 
-    mean: Map
+    mean: Callable[[Tensor], Tensor]
     x: Tensor
     sigma: Tensor
 

@@ -14,17 +14,15 @@ from torch import Tensor
 from skksivi._utils.arrays import RandomState, check_function
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._points import RADIAL, radial_kernel, set_gradient
-from skksivi.coordinates._composed import score_for_training
-from skksivi.estimators._trained import MAX_LATENT_DIM, Trained, temperature
-from skksivi.families._layer import SemiImplicit, covariance_kept, diagonal_gaussian_log_prob, gaussian_layer
-from skksivi.families._samplers import Layer
+from skksivi.coordinates import score_for_training
+from skksivi.estimators import Trained, temperature
+from skksivi.families import Layer, SemiImplicit, covariance_kept, diagonal_gaussian_log_prob, gaussian_layer
 from skksivi.kernels import Kernel
 from skksivi.mixing import AtomDraws, Mixing, NormalDraws
 from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten, checked_object
-from skksivi.pilot._pilot import find_whitening
-from skksivi.score._score import DifferentiableScore, Score, Tempered
-from skksivi.training._loop import Objective, Scheduled, learning_rate_factor
-from skksivi.training._run import Fit, Run
+from skksivi.pilot import find_whitening
+from skksivi.score import DifferentiableScore, Score, Tempered
+from skksivi.training import Fit, Objective, Run, Scheduled, learning_rate_factor
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -89,7 +87,7 @@ class SemiImplicitVI(TrainedBaseline):
     def _build(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
         d = score_fn.n_features
         sigma = torch.full((d,), float(self.initial_scale), dtype=score_fn.dtype, device=score_fn.device)
-        mixing = self._mixing(self.latent_dim or min(d, MAX_LATENT_DIM), sigma, generator)
+        mixing = self._mixing(self._n_latent(d), sigma, generator)
         return gaussian_layer(
             sigma,
             scale=checked_object(Scale, self.scale),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skksivi.bridges._foreign import ForeignTarget
-from skksivi.targets._named import NamedTarget
+from skksivi.targets import NamedTarget
 
 
 class AngularTarget(NamedTarget):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 
 from skksivi._utils.arrays import as_tensor
-from skksivi.targets._named import NamedPairs, NamedTarget
+from skksivi.targets import NamedPairs, NamedTarget
 
 #: Held while a model evaluates that may use one buffer for all of its callers.
 ONE_AT_A_TIME = threading.RLock()

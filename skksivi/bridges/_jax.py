@@ -18,7 +18,7 @@ from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi.bridges._angles import on_one_period
 from skksivi.bridges._foreign import ForeignTarget, ModelPairs, as_tensor_like, import_library
-from skksivi.targets._named import NamedTarget, coordinate_names
+from skksivi.targets import NamedTarget, coordinate_names
 
 if TYPE_CHECKING:
     from jax import Array

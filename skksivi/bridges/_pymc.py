@@ -15,7 +15,7 @@ from torch import Tensor
 
 from skksivi.bridges._angles import on_one_period
 from skksivi.bridges._foreign import BlackBoxTarget, ModelPairs, by_row, import_library
-from skksivi.targets._named import NamedTarget, coordinate_names
+from skksivi.targets import NamedTarget, coordinate_names
 
 if TYPE_CHECKING:
     from pymc import Model

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from skksivi.bridges._foreign import BlackBoxTarget, by_row
-from skksivi.targets._named import coordinate_name, coordinate_names
+from skksivi.targets import coordinate_names
 
 
 class StanModel(Protocol):
@@ -65,7 +65,7 @@ def _named(model: StanModel, names: list[str]) -> list[str]:
         fitting = (space for space, Y in spaces.items() if value is not None and np.allclose(value, Y[i], rtol=1e-10))
         return next(fitting, "unconstrained")
 
-    return [coordinate_name(name, space_of(i)) for i, name in enumerate(names)]
+    return list(coordinate_names(dict.fromkeys(names, ()), {name: space_of(i) for i, name in enumerate(names)}))
 
 
 def _arrays(names: list[str], numbers: np.ndarray) -> dict[str, np.ndarray]:

@@ -12,9 +12,7 @@ from sklearn.base import clone
 
 from skksivi._utils.arrays import make_seed, without_graph
 from skksivi.base import BaseApproximator
-from skksivi.score._score import is_target
-from skksivi.targets._base import from_score_fn
-from skksivi.targets._named import coordinate_names
+from skksivi.targets import coordinate_names, from_score_fn
 
 #: Numbers, or arrays by name.
 Parameters = ArrayLike | Mapping[str, ArrayLike]
@@ -94,14 +92,14 @@ class Problem:
         """Return a target of such parameters for an approximator; other estimators may be fitted to anything."""
         if isinstance(target, type):
             raise TypeError(f"`make_target` returned the class {target.__name__}, expected an instance.")
-        if isinstance(self.estimator, BaseApproximator) and not (is_target(target) or callable(target)):
+        if isinstance(self.estimator, BaseApproximator) and not (hasattr(target, "score_fn") or callable(target)):
             raise TypeError(
                 f"`make_target` returned a {type(target).__name__}, expected a Target or a score function "
                 "(n, d) -> (n, d)."
             )
         if isinstance(theta, Mapping):
             return target
-        if callable(target) and not is_target(target):
+        if callable(target) and not hasattr(target, "score_fn"):
             return from_score_fn(target, theta.size)
         n_features = getattr(target, "n_features", theta.size)
         if theta.size != n_features:

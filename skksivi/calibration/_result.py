@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from skksivi._utils.codec import write
-from skksivi.metrics._ranks import counts_below, uniform_band, uniformity
+from skksivi._utils.ranks import counts_below, uniform_band, uniformity
 from skksivi.plotting import CalibrationDisplay
 
 if TYPE_CHECKING:

@@ -20,20 +20,10 @@ from skksivi._utils.arrays import RandomState, make_seed, without_graph
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator, check_fit
-from skksivi.calibration._replication import (
-    CallError,
-    Fits,
-    Parameters,
-    Problem,
-    Simulated,
-    flat,
-    replicate,
-    streams,
-)
+from skksivi.calibration._replication import CallError, Fits, Parameters, Problem, Simulated, flat, replicate, streams
 from skksivi.calibration._result import Calibration, Failure, Record
-from skksivi.estimators._fingerprint import FREE, described
-from skksivi.score._score import is_target
-from skksivi.score._target import compared_score
+from skksivi.estimators import FREE, described
+from skksivi.score import in_double
 
 #: Parameters and data, of any type.
 Theta = TypeVar("Theta")
@@ -377,13 +367,11 @@ def _identity(problem: Problem, seed: int, names: tuple[str, ...], simulated: Si
 
 def _scores(target: Any) -> list[float]:  # noqa: ANN401
     """Return what the score of a target is at some points, nothing where it cannot be told."""
-    if not is_target(target):
+    if not hasattr(target, "score_fn"):
         return []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a fit, which will say so itself
-        try:
-            score = compared_score(target, target.n_features, "float64", "cpu")  # type: ignore[attr-defined]
-            x = torch.randn(3, score.n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-            return score(x).flatten().tolist()
-        except Exception:  # which the fit will raise too
-            return []
+    with warnings.catch_warnings(), suppress(Exception):  # the fit will raise the same, and warn
+        warnings.simplefilter("ignore")
+        score = in_double(target, target.n_features)
+        x = torch.randn(3, score.n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        return score(x).flatten().tolist()
+    return []

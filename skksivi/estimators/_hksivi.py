@@ -19,8 +19,7 @@ from skksivi.estimators._ksd import SteinTrained
 from skksivi.estimators._objective import objective_of
 from skksivi.estimators._start import Start, check_points, weight_of_pilot
 from skksivi.estimators._trained import langevin_scale
-from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
-from skksivi.families._samplers import Layers
+from skksivi.families import Hierarchy, Layers
 from skksivi.mixing import Bootstrap, build_mixing
 from skksivi.parameters import BRIDGES, Bridge, Scale, checked_object
 from skksivi.pilot._pilot import MAX_POINTS
@@ -315,7 +314,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
             if weight and min(levels) == 1:
                 target = (a.expand(len(levels), *a.shape) for a in moments(points.x))
                 penalty = MomentPenalty(Moments(*target), weight)
-        family = langevin_hierarchy(
+        family = Hierarchy.langevin(
             levels,
             mixing=mixing,
             hidden_layer_sizes=self._network().hidden_layer_sizes,

@@ -17,8 +17,7 @@ from sklearn.base import BaseEstimator
 from skksivi._utils.arrays import RandomState, as_array
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
-from skksivi.coordinates._composed import score_for_training
-from skksivi.coordinates._whitening import Whitening
+from skksivi.coordinates import Whitening, score_for_training
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
 from skksivi.estimators._fingerprint import answers_at
 from skksivi.estimators._judge import Judged, better, judged
@@ -49,9 +48,8 @@ from skksivi.score._errors import DIVERGED, BudgetError
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._path import Memory, averages
+from skksivi.training import Fit, Objective, Run
 from skksivi.training._guard import MomentPenalty, Watch
-from skksivi.training._loop import Objective
-from skksivi.training._run import Fit, Run
 
 #: Training parameters that also shape the start.
 OF_START = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge"}

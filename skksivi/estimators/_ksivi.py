@@ -17,9 +17,8 @@ from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._ksd import SteinTrained
 from skksivi.estimators._objective import objective_of
 from skksivi.estimators._start import Start, check_points, weight_of_pilot
-from skksivi.estimators._trained import MAX_LATENT_DIM, temperature
-from skksivi.families._layer import SemiImplicit, covariance_kept, gaussian_layer
-from skksivi.families._samplers import Layer
+from skksivi.estimators._trained import temperature
+from skksivi.families import Layer, SemiImplicit, covariance_kept, gaussian_layer
 from skksivi.mixing import Bootstrap, Mixing, build_mixing
 from skksivi.parameters import Adam, Annealing, Network, Scale, checked_object
 from skksivi.pilot._pilot import MAX_POINTS
@@ -259,7 +258,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
         needed = "" if self._takes_points() else "latent_dim=None, a Network with linear_skip=True and "
-        check_points(self.mixing, self.whiten, self.latent_dim or min(n_features, MAX_LATENT_DIM), n_features, needed)
+        check_points(self.mixing, self.whiten, self._n_latent(n_features), n_features, needed)
         if self.annealing is not None:
             temperature(self.annealing, torch.zeros(())).check()
         for term in self.terms or ():
@@ -316,7 +315,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         sigma = torch.full((d,), float(self.initial_scale), dtype=score_y.dtype, device=score_y.device)
         if pilot is not None and self._takes_points():
             return self._family_at(pilot, whitening, score_y, generator)
-        mixing = build_mixing(self.mixing, self.latent_dim or min(d, MAX_LATENT_DIM)).to(score_y.device)
+        mixing = build_mixing(self.mixing, self._n_latent(d)).to(score_y.device)
         skips = self._network().linear_skip
         if skips and self.whiten is not None:  # directions that z does not reach also start at N(0, 1)
             sigma[mixing.latent_dim :] = 1.0

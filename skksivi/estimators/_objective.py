@@ -10,10 +10,10 @@ from torch import Tensor
 
 from skksivi.families._layer import Drawn, Family
 from skksivi.kernels import Kernel
+from skksivi.pilot._chains import clipped_drift
 from skksivi.score._score import DifferentiableScore
+from skksivi.stein import Memory, value_and_gradients, velocity
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
-from skksivi.stein._fused import value_and_gradients
-from skksivi.stein._path import Memory, clip_norm, velocity
 from skksivi.training._guard import Steering
 from skksivi.training._loop import Objective, Scheduled
 
@@ -51,7 +51,7 @@ def rate_of_kl(kernel: Kernel, batch_size: int, memory: Memory, *, adapts: bool)
     """Return the rate at which KL(q || p) falls along the kernelised path gradient, with that gradient."""
 
     def gradients(drawn: Drawn) -> tuple[Tensor, ...]:
-        x, s, zero = drawn.x, clip_norm(drawn.target_score), torch.zeros_like(drawn.x)
+        x, s, zero = drawn.x, clipped_drift(drawn.target_score), torch.zeros_like(drawn.x)
         if not len(memory.x):
             memory.begin(x, s)
         v = velocity(x, memory, kernel, memory.squared_width() if adapts else None)

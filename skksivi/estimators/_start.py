@@ -11,6 +11,8 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 import torch
 
+from skksivi._utils.arrays import resolve_device
+from skksivi.base import BaseApproximator, learn
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._whitening import MATCHED, Whitening
 from skksivi.estimators._fingerprint import answers_at
@@ -22,11 +24,11 @@ from skksivi.pilot._mixture import N_ITER, batch_and_match, worst_divergence
 from skksivi.pilot._modes import all_modes, find_modes
 from skksivi.pilot._pilot import MAX_FEATURES, find_whitening
 from skksivi.pilot._points import PilotPoints
+from skksivi.score import Score, Tally
 from skksivi.score._errors import DIVERGED, BudgetError
-from skksivi.score._score import Score
 from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty
-from skksivi.training._run import Fit
+from skksivi.training._run import Fit, Run
 
 #: Score evaluations reserved from the budget for the last steps: the scale of the family and a certificate.
 N_RESERVED = 350
@@ -99,6 +101,13 @@ class Start(NamedTuple, Generic[F]):
         """Return the fit that draws from the start."""
         sampler = sampler_of(copy.deepcopy(self.family).requires_grad_(False))
         return Fit(sampler, {"score_checksum_": self.answers, **self.past.report(), "fitted_by_": self.made_by})
+
+
+def as_fitted(est: BaseApproximator, sampler: Sampler, made_by: str, seed: int) -> BaseApproximator:
+    """Return an unfitted estimator fitted: it draws by a sampler of its family that something else has made."""
+    report = {"score_checksum_": "", "fitted_by_": made_by, **Past().report()}
+    learn(est, Fit(sampler, report), Run(seed, resolve_device(est.device), Tally()))
+    return est
 
 
 def find_coordinates(

@@ -28,9 +28,6 @@ from skksivi.training._hooks import TRAINING, Report
 from skksivi.training._loop import CHECK_EVERY, Hook, Minimised, Objective, Scheduled, State, minimise
 from skksivi.training._run import Fit, Run
 
-#: Largest latent dimension chosen by default.
-MAX_LATENT_DIM = 100
-
 F = TypeVar("F", bound=nn.Module)
 
 
@@ -78,6 +75,7 @@ class Trained(Whitened):
         "verbose": [Interval(Integral, 0, None, closed="left")],
     }
 
+    latent_dim: int | None
     hidden_layer_sizes: Sequence[int]
     initial_scale: float
     scale: str | Scale
@@ -109,6 +107,10 @@ class Trained(Whitened):
     # no property: `dir` and notebooks evaluate properties, before parameters are checked
     def _network(self) -> Network:
         return checked_object(Network, self.hidden_layer_sizes)
+
+    def _n_latent(self, n_features: int) -> int:
+        """Return the dimension of z."""
+        return self.latent_dim or min(n_features, 100)  # more would rarely help
 
     def _floor(self) -> float:
         """Return the floor of sigma."""

@@ -1,1 +1,21 @@
 """Semi-implicit families, their hierarchies, and the samplers that a fit is."""
+
+from skksivi.families._density import log_joint
+from skksivi.families._hierarchy import Hierarchy
+from skksivi.families._layer import (
+    Constant,
+    MultilayerPerceptron,
+    Residual,
+    SemiImplicit,
+    covariance_kept,
+    diagonal_gaussian_log_prob,
+    gaussian_layer,
+)
+from skksivi.families._samplers import Chains, Gaussian, Layer, Layers, Particles
+from skksivi.families._weights import Certificate, cheap_certificate
+
+__all__ = [
+    "Certificate", "Chains", "Constant", "Gaussian", "Hierarchy", "Layer", "Layers", "MultilayerPerceptron",
+    "Particles", "Residual", "SemiImplicit", "cheap_certificate", "covariance_kept", "diagonal_gaussian_log_prob",
+    "gaussian_layer", "log_joint",
+]  # fmt: skip

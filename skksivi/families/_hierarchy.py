@@ -9,14 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skksivi.families._layer import (
-    Constant,
-    Drawn,
-    DrawPullback,
-    Map,
-    MultilayerPerceptron,
-    Pullback,
-)
+from skksivi.families._layer import Constant, Drawn, DrawPullback, Map, MultilayerPerceptron, Pullback
 from skksivi.mixing import Mixing
 from skksivi.score._score import DifferentiableScore, ScoreFunction
 
@@ -66,6 +59,23 @@ class Hierarchy(nn.Module):
         a = (initial_scale.square() - min_scale**2).log()
         self.log_variances = nn.ModuleList(Constant(a.clone()) for _ in self.levels)
         self.register_buffer("half_square", initial_scale.square() / 2)
+
+    @classmethod
+    def langevin(
+        cls,
+        levels: Sequence[float],
+        *,
+        mixing: Mixing,
+        hidden_layer_sizes: Sequence[int],
+        initial_scale: Tensor,
+        min_scale: float,
+        generator: torch.Generator,
+    ) -> Hierarchy:
+        """Return a hierarchy whose networks start at zero, so that it is a chain of Langevin steps."""
+        d, zero = len(initial_scale), torch.zeros_like(initial_scale)
+        sizes = [d, *hidden_layer_sizes, d]
+        networks = [MultilayerPerceptron(sizes, generator, zero.dtype).start_at(zero) for _ in levels]
+        return cls(networks, mixing=mixing, levels=levels, initial_scale=initial_scale, min_scale=min_scale)
 
     @property
     def a(self) -> list[Constant]:
@@ -157,23 +167,6 @@ class Hierarchy(nn.Module):
         mu, sigma = self.mean_with_pullback(t, high, s_p)[0], self.sigma(t)
         log_scale = sigma.log().sum() + len(sigma) / 2 * math.log(2 * math.pi)
         return -((low - mu) / sigma).square().sum(1) / 2 - log_scale
-
-
-def langevin_hierarchy(
-    levels: Sequence[float],
-    *,
-    mixing: Mixing,
-    hidden_layer_sizes: Sequence[int],
-    initial_scale: Tensor,
-    min_scale: float,
-    generator: torch.Generator,
-) -> Hierarchy:
-    """Build a hierarchy whose networks start at zero, so that it is a chain of Langevin steps."""
-    d, zero = len(initial_scale), torch.zeros_like(initial_scale)
-    networks = [
-        MultilayerPerceptron([d, *hidden_layer_sizes, d], generator, zero.dtype).start_at(zero) for _ in levels
-    ]
-    return Hierarchy(networks, mixing=mixing, levels=levels, initial_scale=initial_scale, min_scale=min_scale)
 
 
 class _Layer(NamedTuple):

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from skksivi._utils.arrays import as_tensor
-from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._whitening import Whitening
+from skksivi.coordinates import Affine, Whitening
 from skksivi.families._density import MOST_DRAWS, LogDensity, hierarchy_log_density, layer_log_density, with_density
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit

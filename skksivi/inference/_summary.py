@@ -20,14 +20,7 @@ from skksivi.base import BaseApproximator, check_fit, without_density
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._derived import Derived, Refined, asks_for_score, knows_density, unweighted
 from skksivi.families._samplers import Chains, Layers, Particles, Sampler
-from skksivi.families._weights import (
-    LEAST_DRAWS,
-    LEAST_EFFECTIVE,
-    MAX_FREE,
-    MOST_LEFT_OUT,
-    N_FREE,
-    ImportanceSample,
-)
+from skksivi.families._weights import LEAST_DRAWS, LEAST_EFFECTIVE, MAX_FREE, MOST_LEFT_OUT, N_FREE, ImportanceSample
 from skksivi.inference._importance import importance_draws
 from skksivi.judge._numbers import Numbers
 from skksivi.judge._thresholds import THRESHOLDS

@@ -15,7 +15,7 @@ from sklearn.utils import check_array, check_random_state, check_scalar
 from skksivi._utils.arrays import as_tensor, without_graph
 from skksivi._utils.numbers import check_integer
 from skksivi.kernels import IMQ, Kernel, Riesz, resolve_kernel
-from skksivi.stein._discrepancy import mean_between, mean_within
+from skksivi.stein import mean_between, mean_within
 
 
 def check_pair(X: ArrayLike, Y: ArrayLike, *, min_samples: int = 1) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import reduce
 from numbers import Real
 from typing import NamedTuple
 
@@ -15,9 +17,8 @@ from skksivi._utils.arrays import as_tensor, make_generator, without_graph
 from skksivi._utils.numbers import check_integer
 from skksivi.kernels import IMQ, Kernel, resolve_kernel
 from skksivi.metrics._samples import check_statistic
-from skksivi.score._probe import in_double
-from skksivi.score._score import ScoreFunction, function_of
-from skksivi.stein._discrepancy import Matrix, finite_scores, mean_within, stein_matrix, tiles, total, upper_blocks
+from skksivi.score import ScoreFunction, in_double
+from skksivi.stein import finite_scores, mean_within, stein_matrix, tiles, upper_blocks
 
 
 def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = None, statistic: str = "u") -> float:
@@ -70,7 +71,7 @@ def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = 
     """
     check_statistic(statistic)
     k_p, n = _stein_matrix_of(X, score_fn, kernel, statistic)
-    trace = total(k_p(i, i).trace() for i in tiles(n)) if statistic == "v" else None
+    trace = reduce(torch.add, (k_p(i, i).trace() for i in tiles(n))) if statistic == "v" else None
     return mean_within(k_p, n, trace).item()
 
 
@@ -161,7 +162,8 @@ def ksd_test(
     k_p, n = _stein_matrix_of(X, score_fn, kernel, "u")
     w = _random_signs(n, 1 + n_bootstrap, flip_probability, make_generator(random_state))
     w[:, 0] = 1
-    T = 2 / (n * (n - 1)) * total((w[i] * (block @ w[j])).sum(0) for i, j, block in upper_blocks(k_p, n))
+    terms = ((w[i] * (block @ w[j])).sum(0) for i, j, block in upper_blocks(k_p, n))
+    T = 2 / (n * (n - 1)) * reduce(torch.add, terms)
     tie = 1e-9 * T[0].abs()  # all signs flipped give T(1) again, but for rounding
     return KSDTest(T[0].item(), (T - T[0] >= -tie).double().mean().item())
 
@@ -174,7 +176,7 @@ def _random_signs(n: int, n_chains: int, flip_probability: float, generator: tor
 
 def _stein_matrix_of(
     X: ArrayLike, score_fn: ScoreFunction, kernel: str | Kernel | None, statistic: str
-) -> tuple[Matrix, int]:
+) -> tuple[Callable[[slice, slice], Tensor], int]:
     """Return the matrix of the Stein kernel between the rows of X, and their number."""
     X = check_array(without_graph(X), dtype=np.float64, ensure_min_samples=2, input_name="X")
     kernel = IMQ() if kernel is None else resolve_kernel(kernel)
@@ -189,5 +191,5 @@ def _stein_matrix_of(
             f"{X.shape[1]} column(s) needs; use IMQ or Gaussian, or statistic='u' with two or more columns."
         )
     x = as_tensor(X, dtype=torch.float64)
-    s = in_double(function_of(score_fn), x.shape[1])(x)
+    s = in_double(score_fn, x.shape[1])(x)
     return stein_matrix(x, finite_scores(s), kernel.frozen(x)), len(x)

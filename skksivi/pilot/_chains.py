@@ -244,11 +244,11 @@ class ChainEnsemble:
 
 
 def clipped_drift(s: Tensor, longest: float = 5.0) -> Tensor:
-    r"""Return scores (n, d) of standardised coordinates, those longer than `longest` :math:`\sqrt d` clipped to that.
+    r"""Return scores (..., d) of standardised coordinates, lengths above `longest` :math:`\sqrt d` clipped to it.
 
     It is so many times the length of a score of N(0, I): a chain that starts far out does not overshoot.
     """
-    return s * (longest * math.sqrt(s.shape[1]) / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
+    return s * (longest * math.sqrt(s.shape[-1]) / torch.linalg.vector_norm(s, dim=-1, keepdim=True)).clamp_max(1)
 
 
 class ChainState(NamedTuple):

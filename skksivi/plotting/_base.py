@@ -13,7 +13,7 @@ from sklearn.utils import check_array
 
 from skksivi._utils.arrays import without_graph
 from skksivi.base import BaseApproximator, check_fit
-from skksivi.targets._base import HasLogProb
+from skksivi.score import HasLogProb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_scalar
 
 from skksivi._utils.numbers import check_integer
+from skksivi._utils.ranks import check_ranks, counts_below, uniform_band
 from skksivi.base import BaseApproximator, check_fit, loss_label
-from skksivi.metrics._ranks import check_ranks, counts_below, uniform_band
 from skksivi.plotting._base import COLOURS, FAINT, own_axes
 
 if TYPE_CHECKING:

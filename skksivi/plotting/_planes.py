@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import PathCollection, QuadMesh
 
-    from skksivi.estimators._hksivi import HKSIVIApproximator
+    from skksivi.estimators import HKSIVIApproximator
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -18,6 +18,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from skksivi import targets
 from skksivi._utils.arrays import (
     RandomState,
     as_array,
@@ -32,15 +33,10 @@ from skksivi._utils.arrays import (
 from skksivi._utils.numbers import check_integer
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
-from skksivi.estimators._ksivi import KSIVIApproximator
+from skksivi.estimators import KSIVIApproximator
 from skksivi.parameters import Nested, Pilot, Scale, chains_of
 from skksivi.predictors._process import Process, fit_process, merged
-from skksivi.targets._base import Target, check_hyperprior
-from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
-from skksivi.targets._logistic import BayesianLogisticRegression
-from skksivi.targets._minibatches import Minibatches
-from skksivi.targets._network import BayesianNeuralNetwork, log_normal_mixture, outputs_of_networks
-from skksivi.training._run import logged
+from skksivi.training import logged
 
 __all__ = ["KSIVIClassifier", "KSIVIRegressor"]
 __dir__ = __all__.copy
@@ -91,7 +87,7 @@ class _Predictor(Nested, ABC):
             q.set_params(verbose=self.verbose)
         return q
 
-    def _fit_draws(self, q: BaseApproximator, target: Target) -> None:
+    def _fit_draws(self, q: BaseApproximator, target: targets.Target) -> None:
         """Fit the approximator to the posterior, and keep draws, also of a fit that Ctrl-C has ended."""
         try:
             q.fit(target)
@@ -286,7 +282,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         w = check_sample_weight(sample_weight, len(X))
         X, y, w = X[w > 0], y[w > 0], w[w > 0]
         if self.model == "process":
-            check_hyperprior(self.hyperprior)
+            targets.check_hyperprior(self.hyperprior)
             X, y, w = merged(X, y, w)
         self._X_mean, self._X_scale = location_and_scale(X, w)
         self._y_mean, self._y_scale = map(float, location_and_scale(y, w))
@@ -305,14 +301,14 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
 
     def _fit_linear(self, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:
         z = (y - self._y_mean) / self._y_scale
-        self.target_: Any = BayesianLinearRegression(
+        self.target_: Any = targets.BayesianLinearRegression(
             self._with_ones(X), z, hyperprior=self.hyperprior, sample_weight=w
         )
         self._fit_draws(self._new_approximator(len(X)), self.target_)
 
     def _fit_network(self, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:
         self._n_units = int(self.n_hidden)
-        self.target_ = BayesianNeuralNetwork(
+        self.target_ = targets.BayesianNeuralNetwork(
             X,
             y,
             n_hidden=self.n_hidden,
@@ -322,7 +318,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         )
         q = self._new_approximator(len(X))
         self._start_at_networks(q)
-        self._fit_draws(q, self.target_ if len(X) <= N_ROWS else Minibatches(self.target_, N_ROWS))
+        self._fit_draws(q, self.target_ if len(X) <= N_ROWS else targets.Minibatches(self.target_, N_ROWS))
 
     def _fit_process(self, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:
         Z, z, rng = self._standardised(X), (y - self._y_mean) / self._y_scale, make_rng(self.random_state)
@@ -382,7 +378,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         """Return f of each draw at each row, shape (n_draws, n), in the units of y."""
         if self._n_units is not None:
             x, theta = np.column_stack([self._standardised(X), np.ones(len(X))]), self.draws_[:, : self._n_weights()]
-            f = outputs_of_networks(as_tensor(x), as_tensor(theta), self._n_units)
+            f = targets.outputs_of_networks(as_tensor(x), as_tensor(theta), self._n_units)
             return self._y_mean + self._y_scale * as_array(f.mT)
         return self._y_mean + self._y_scale * (self.draws_[:, :-2] @ self._with_ones(X).T)
 
@@ -524,7 +520,8 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         if self._is_multiple():
             columns = zip(self.estimators_, y.T, strict=True)
             return np.sum([one.log_predictive_density(X, column) for one, column in columns], axis=0)
-        return np.concatenate([log_normal_mixture(y[rows], *self._normals(X[rows])) for rows in self._parts(len(X))])
+        parts = [targets.log_normal_mixture(y[rows], *self._normals(X[rows])) for rows in self._parts(len(X))]
+        return np.concatenate(parts)
 
 
 def quantiles_of_mixture(levels: np.ndarray, f: np.ndarray, variance: np.ndarray) -> np.ndarray:
@@ -540,7 +537,7 @@ def quantiles_of_mixture(levels: np.ndarray, f: np.ndarray, variance: np.ndarray
     return ((low + high) / 2).numpy()
 
 
-def trained_weights(target: BayesianNeuralNetwork, n: int, rng: np.random.RandomState) -> np.ndarray:
+def trained_weights(target: targets.BayesianNeuralNetwork, n: int, rng: np.random.RandomState) -> np.ndarray:
     r"""Train networks from random weights by Adam, with a learned :math:`\lambda` fixed at one.
 
     From zero, a saddle, all units would stay equal; and with :math:`\lambda` free, only the prior bounds the density
@@ -563,7 +560,7 @@ def trained_weights(target: BayesianNeuralNetwork, n: int, rng: np.random.Random
     return theta.double().numpy()
 
 
-def _random_weights(target: BayesianNeuralNetwork, rng: np.random.RandomState) -> np.ndarray:
+def _random_weights(target: targets.BayesianNeuralNetwork, rng: np.random.RandomState) -> np.ndarray:
     """Draw weights as is common for networks, with noise of a third of the variance of y."""
     p, k = len(target.X_mean), target.n_hidden
     W, w = rng.normal(size=p * k) / np.sqrt(p), rng.normal(size=k) / np.sqrt(k)
@@ -673,7 +670,8 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         if isinstance(given, dict) and not all(isinstance(v, Real) and 0 <= v < math.inf for v in given.values()):
             raise ValueError(f"`class_weight` must give classes finite numbers of zero or more, got {given!r}.")
         w = w * compute_sample_weight(given, y)
-        model = BayesianLogisticRegression if len(self.classes_) == 2 else BayesianMultinomialRegression
+        is_binary = len(self.classes_) == 2
+        model = targets.BayesianLogisticRegression if is_binary else targets.BayesianMultinomialRegression
         self.target_: Any = model(self._with_ones(X), y, self.prior_precision, sample_weight=w)
         self._fit_draws(self._new_approximator(len(X)), self.target_)
         return self

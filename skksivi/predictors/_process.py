@@ -28,7 +28,7 @@ from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array, as_tensor
-from skksivi.targets._base import Target
+from skksivi.targets import Target
 
 #: Largest number of rows for the evidence, and of centres of the features: the cost is cubic in both.
 N_ROWS = 500

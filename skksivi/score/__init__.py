@@ -1,1 +1,23 @@
 """Scores of targets: what a function may be, and products with its Jacobian."""
+
+from skksivi.score._errors import BudgetError
+from skksivi.score._probe import choose_product, in_double, probe
+from skksivi.score._rejected import REJECTIONS, first_points, in_parts
+from skksivi.score._score import (
+    DifferentiableScore,
+    HasLogProb,
+    Score,
+    ScoreFunction,
+    ScoreWithProduct,
+    Tempered,
+    autograd_pullback,
+)
+from skksivi.score._tally import Stage, Tally
+from skksivi.score._target import resolve_score
+from skksivi.score._workers import ByWorkers
+
+__all__ = [
+    "REJECTIONS", "BudgetError", "ByWorkers", "DifferentiableScore", "HasLogProb", "Score", "ScoreFunction",
+    "ScoreWithProduct", "Stage", "Tally", "Tempered", "autograd_pullback", "choose_product", "first_points",
+    "in_double", "in_parts", "probe", "resolve_score",
+]  # fmt: skip

@@ -18,6 +18,7 @@ from skksivi.score._score import (
     POINTS,
     STEPS,
     BlackBox,
+    CarriesScore,
     Score,
     ScoreFunction,
     ScoreWithProduct,
@@ -25,6 +26,7 @@ from skksivi.score._score import (
     UntriedScore,
     autograd_pullback,
     central_difference,
+    function_of,
     own_pullback,
     tensor_copy,
     with_graph,
@@ -205,11 +207,11 @@ def _check(s: Tensor | np.ndarray, points: Tensor | np.ndarray, before: Tensor |
         raise TypeError(f"`score_fn` returned numbers of type {s.dtype}, expected floating-point numbers.")
 
 
-def in_double(score_fn: ScoreFunction, n_features: int, device: torch.device | str = "cpu") -> Score:
-    """Return the score for float64 points, computed in float32 if `score_fn` accepts nothing else."""
+def in_double(score_fn: ScoreFunction | CarriesScore, n_features: int, device: torch.device | str = "cpu") -> Score:
+    """Return the probed score of a function or target for float64 points, in float32 if it takes no others."""
     if isinstance(score_fn, Score):
         return score_fn.double
-    score = _in_double(score_fn, n_features, None, torch.device(device))
+    score = _in_double(function_of(score_fn), n_features, None, torch.device(device))
     x = trial_points(score)
     _check_rows(score, x)
     return choose_product(score, "auto", x)[0]

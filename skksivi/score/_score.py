@@ -39,6 +39,14 @@ class CarriesScore(Protocol):
     def score_fn(self) -> ScoreFunction: ...
 
 
+class HasLogProb(Protocol):
+    """A target with a log-density."""
+
+    n_features: int
+
+    def log_prob(self, x: Tensor, /) -> Tensor: ...
+
+
 def is_target(score_fn: object) -> TypeGuard[CarriesScore]:
     """Tell whether this is a target, which carries its score, rather than a bare function."""
     return hasattr(score_fn, "score_fn")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import reduce
 
 import torch
@@ -13,8 +13,7 @@ from skksivi.coordinates._affine import AffineMap, Identity
 from skksivi.kernels import IMQ, Kernel, squared_distances
 from skksivi.pilot._log_density import judging_map
 from skksivi.pilot._pilot import MAX_FEATURES
-from skksivi.score._probe import in_double
-from skksivi.score._score import ScoreFunction
+from skksivi.score import ScoreFunction, in_double
 
 #: Rows and columns of a block of pairs: its temporaries stay in a processor's cache.
 TILE = 256
@@ -71,6 +70,7 @@ def agree(x: Tensor, s: Tensor) -> bool:
 
 
 def tiles(n: int) -> list[slice]:
+    """Return slices of n rows, `TILE` each."""
     return [slice(start, start + TILE) for start in range(0, n, TILE)]
 
 
@@ -85,18 +85,13 @@ def upper_blocks(matrix: Matrix, n: int) -> Iterator[tuple[slice, slice, Tensor]
 
 def mean_within(matrix: Matrix, n: int, trace: Tensor | None = None) -> Tensor:
     """Return the mean of a symmetric matrix (n, n) with this trace, or the mean of its off-diagonal entries."""
-    off_diagonal = 2 * total(block.sum() for _, _, block in upper_blocks(matrix, n))
+    off_diagonal = 2 * reduce(torch.add, (block.sum() for _, _, block in upper_blocks(matrix, n)))
     return off_diagonal / (n * (n - 1)) if trace is None else (off_diagonal + trace) / n**2
 
 
 def mean_between(matrix: Matrix, n: int, m: int) -> Tensor:
     """Return the mean of a matrix (n, m)."""
-    return total(matrix(i, j).sum() for i in tiles(n) for j in tiles(m)) / (n * m)
-
-
-def total(terms: Iterable[Tensor]) -> Tensor:
-    """Return the sum of tensors of one shape, one in memory at a time."""
-    return reduce(torch.add, terms)
+    return reduce(torch.add, (matrix(i, j).sum() for i in tiles(n) for j in tiles(m))) / (n * m)
 
 
 # The discrepancy under one kernel

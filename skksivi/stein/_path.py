@@ -21,8 +21,6 @@ https://arxiv.org/abs/1707.06626
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -30,9 +28,6 @@ from skksivi.kernels import Kernel
 
 #: Draws that are kept, if batches are large.
 N_DRAWS = 2560
-
-#: Length of a score in whitened units, in units of the square root of the dimension, beyond which it is cut.
-LONGEST = 5.0
 
 
 class Memory:
@@ -78,12 +73,6 @@ def averages(kernel: Kernel) -> bool:
     if kernel.centred or kernel.tilted or not kernel.euclidean:
         return False
     return bool((kernel.profile(torch.logspace(-6, 6, 200, dtype=torch.float64, device="cpu")) >= 0).all())
-
-
-def clip_norm(s: Tensor) -> Tensor:
-    """Return scores (..., n, d) in whitened units, clipped in norm, because far out they are huge."""
-    norm = torch.linalg.vector_norm(s, dim=-1, keepdim=True)
-    return s * (LONGEST * math.sqrt(s.shape[-1]) / norm.clamp_min(torch.finfo(s.dtype).tiny)).clamp_max(1)
 
 
 def velocity(x: Tensor, memory: Memory, kernel: Kernel, h2: Tensor | None = None) -> Tensor:

@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING
 from skksivi._utils.lazy import lazy
 
 if TYPE_CHECKING:
-    from skksivi.bridges._jax import from_jax as from_jax
-    from skksivi.bridges._jax import from_numpyro as from_numpyro
-    from skksivi.bridges._jax import non_centered as non_centered
-    from skksivi.bridges._jax import paired_from_numpyro as paired_from_numpyro
-    from skksivi.bridges._pymc import from_pymc as from_pymc
-    from skksivi.bridges._pymc import paired_from_pymc as paired_from_pymc
-    from skksivi.bridges._stan import from_bridgestan as from_bridgestan
+    from skksivi.bridges import from_bridgestan as from_bridgestan
+    from skksivi.bridges import from_jax as from_jax
+    from skksivi.bridges import from_numpyro as from_numpyro
+    from skksivi.bridges import from_pymc as from_pymc
+    from skksivi.bridges import non_centered as non_centered
+    from skksivi.bridges import paired_from_numpyro as paired_from_numpyro
+    from skksivi.bridges import paired_from_pymc as paired_from_pymc
     from skksivi.targets._base import Target as Target
+    from skksivi.targets._base import check_hyperprior as check_hyperprior
     from skksivi.targets._base import from_rows as from_rows
     from skksivi.targets._base import from_score_fn as from_score_fn
     from skksivi.targets._constrained import constrained as constrained
@@ -28,8 +29,13 @@ if TYPE_CHECKING:
     from skksivi.targets._models import SeedGermination as SeedGermination
     from skksivi.targets._models import SparseLogisticRegression as SparseLogisticRegression
     from skksivi.targets._models import StochasticVolatility as StochasticVolatility
+    from skksivi.targets._named import NamedPairs as NamedPairs
+    from skksivi.targets._named import NamedTarget as NamedTarget
+    from skksivi.targets._named import coordinate_names as coordinate_names
     from skksivi.targets._named import from_log_prob as from_log_prob
     from skksivi.targets._network import BayesianNeuralNetwork as BayesianNeuralNetwork
+    from skksivi.targets._network import log_normal_mixture as log_normal_mixture
+    from skksivi.targets._network import outputs_of_networks as outputs_of_networks
     from skksivi.targets._shapes import Funnel as Funnel
     from skksivi.targets._shapes import ManyWell as ManyWell
     from skksivi.targets._shapes import Rosenbrock as Rosenbrock
@@ -44,27 +50,24 @@ else:
     __all__, __dir__, __getattr__ = lazy(
         __name__,
         {
-            "_base": ["Target", "from_rows", "from_score_fn"],
-            "_named": ["from_log_prob"],
+            "_base": ["Target", "check_hyperprior", "from_rows", "from_score_fn"],
+            "_named": ["NamedPairs", "NamedTarget", "coordinate_names", "from_log_prob"],
             "_constrained": ["constrained", "paired_constrained"],
             "_diffusion": ["ConditionedDiffusion"],
-            ".bridges._jax": ["from_jax", "from_numpyro", "non_centered", "paired_from_numpyro"],
+            ".bridges": [
+                "from_bridgestan", "from_jax", "from_numpyro", "from_pymc", "non_centered", "paired_from_numpyro",
+                "paired_from_pymc",
+            ],
             "_linear": ["BayesianLinearRegression", "BayesianMultinomialRegression"],
             "_logistic": ["BayesianLogisticRegression"],
             "_minibatches": ["Minibatches"],
             "_sharded": ["Sharded"],
             "_models": [
-                "BrownianBridge",
-                "ItemResponse",
-                "LogGaussianCox",
-                "SeedGermination",
-                "SparseLogisticRegression",
+                "BrownianBridge", "ItemResponse", "LogGaussianCox", "SeedGermination", "SparseLogisticRegression",
                 "StochasticVolatility",
             ],
-            "_network": ["BayesianNeuralNetwork"],
-            ".bridges._pymc": ["from_pymc", "paired_from_pymc"],
+            "_network": ["BayesianNeuralNetwork", "log_normal_mixture", "outputs_of_networks"],
             "_shapes": ["Funnel", "ManyWell", "Rosenbrock"],
-            ".bridges._stan": ["from_bridgestan"],
             "_toy": ["Banana", "EightGaussians", "GaussianMixture", "Multimodal", "StudentT", "XShaped"],
         },
-    )
+    )  # fmt: skip

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array
 from skksivi._utils.numbers import check_integer
-from skksivi.score._score import ScoreFunction, ScoreWithProduct, UntriedScore, autograd_pullback
-from skksivi.score._workers import ByWorkers
+from skksivi.score import ByWorkers, HasLogProb, ScoreFunction, ScoreWithProduct, autograd_pullback
 
 #: Maps points and rows of the data, both tensors or both arrays, to scores.
 RowsScore = Callable[[Any, Any], Any]
@@ -169,20 +168,12 @@ class Target:
 
 
 class _ScoreTarget(Target):
-    def __init__(self, score_fn: UntriedScore, n_features: int) -> None:
+    def __init__(self, score_fn: Callable[[Any], Any], n_features: int) -> None:
         self._score_fn = score_fn
         self.n_features = n_features
 
     def score_fn(self, x: Tensor) -> Tensor:
         return self._score_fn(x)
-
-
-class HasLogProb(Protocol):
-    """A target of a log-density."""
-
-    n_features: int
-
-    def log_prob(self, x: Tensor, /) -> Tensor: ...
 
 
 class OfRows(Protocol):
@@ -441,7 +432,7 @@ def from_rows(score_fn: RowsScore, *, n_rows: int, n_features: int) -> _RowsTarg
 
 
 def from_score_fn(
-    score_fn: UntriedScore,
+    score_fn: Callable[[Any], Any],
     n_features: int,
     *,
     products: str = "auto",

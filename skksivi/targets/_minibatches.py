@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from skksivi._utils.numbers import check_integer
-from skksivi.score._score import ScoreFunction, ScoreWithProduct, is_target
+from skksivi.score import ScoreFunction, ScoreWithProduct
 from skksivi.targets._base import (
     Blocks,
     Divisible,
@@ -239,7 +239,7 @@ class Reader(Generic[B]):
             yield target.to(device=self.device, dtype=self.dtype) if moves else target
 
     def _checked(self, target: OfRows, batch: B, k: int) -> OfRows:
-        if not (is_target(target) and hasattr(target, "n_rows")):
+        if not (hasattr(target, "score_fn") and hasattr(target, "n_rows")):
             raise TypeError(
                 f"`target_of_batch` returned a {type(target).__name__} for batch {k}, expected a target with "
                 "`n_rows`."

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array, as_tensor
 from skksivi._version import __version__
-from skksivi.score._score import is_target
 from skksivi.targets._base import Summed, Target, log_prob_of, numbers_of, prior_of
 
 #: Numbers of the first message; some of them show whether all ranks ask for the same: messages of other lengths than
@@ -89,8 +88,8 @@ def made_shard(
     ValueError
         It has no rows.
     """
-    target = target_of_rows if is_target(target_of_rows) else target_of_rows(rank, n_ranks)
-    if not is_target(target) or isinstance(target, type):
+    target = target_of_rows if hasattr(target_of_rows, "score_fn") else target_of_rows(rank, n_ranks)
+    if not hasattr(target, "score_fn") or isinstance(target, type):
         raise TypeError(f"`target_of_rows` returned a {type(target).__name__}, expected a target.")
     n_rows = getattr(target, "n_rows", None)
     if n_rows == 0:
@@ -98,7 +97,7 @@ def made_shard(
     prior = prior_of(target, prior)
     facts = {
         "target": type(target).__name__,
-        "n_features": int(target.n_features),  # type: ignore[attr-defined]
+        "n_features": int(target.n_features),
         "names": getattr(target, "names", None),
         "classes": None if (found := getattr(target, "classes", None)) is None else np.asarray(found).tolist(),
         "products": getattr(target, "products", "auto"),

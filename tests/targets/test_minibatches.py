@@ -18,6 +18,8 @@ from skksivi.coordinates._composed import score_for_training
 from skksivi.kernels import Gaussian
 from skksivi.metrics import sliced_wasserstein
 from skksivi.parameters import Checkpoint, Pilot
+from skksivi.pilot import _large_data
+from skksivi.pilot._large_data import MAX_ERROR, TOLERANCE, Expansion, corrected, large_data
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import Halves
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
@@ -28,10 +30,8 @@ from skksivi.targets import (
     BayesianNeuralNetwork,
     Minibatches,
     _base,
-    _large_data,
     from_rows,
 )
-from skksivi.targets._large_data import MAX_ERROR, TOLERANCE, Expansion, corrected, large_data
 
 N_ROWS, D = 200, 3
 X = np.random.RandomState(0).normal(size=(N_ROWS, D)) * [1.0, 0.5, 2.0]

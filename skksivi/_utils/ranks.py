@@ -11,9 +11,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike
 
-#: Probabilities of a Poisson step below which it is cut off.
-NEGLIGIBLE = 1e-40
-
 
 def check_ranks(ranks: ArrayLike, n_draws: int) -> np.ndarray:
     """Return ranks as integers (n, k), each from 0 to `n_draws`.
@@ -75,7 +72,7 @@ def coverage(inside: np.ndarray) -> float:
     if not inside.any(1).all():
         return 0.0
     step = np.exp(log_poisson(n, n / (n_draws + 1)))
-    step = step[: 1 + np.flatnonzero(step > NEGLIGIBLE)[-1]]
+    step = step[: 1 + np.flatnonzero(step > 1e-40)[-1]]  # less is negligible
     lows, highs = inside.argmax(1).tolist(), (n - inside[:, ::-1].argmax(1)).tolist()
     f, at = np.ones(1), 0
     for low, high in zip(lows, highs, strict=True):

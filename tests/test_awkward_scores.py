@@ -527,15 +527,18 @@ def test_rows_that_raise_are_nan_and_are_counted(target, dtype):
         assert score.log_prob(x).isfinite().tolist() == inside.tolist()
 
 
-@pytest.mark.parametrize("target", [REFUSALS["range"], pytest.param(REFUSALS["product"], marks=pytest.mark.slow)])
-def test_a_function_that_raises_far_out_is_fitted_as_one_that_is_nan_there(target):
+@pytest.mark.parametrize("name", ["range", pytest.param("product", marks=pytest.mark.slow)])
+def test_a_function_that_raises_far_out_is_fitted_as_one_that_is_nan_there(name, monkeypatch):
+    """Without its certificate, which looks for the rows that raise along every line."""
+    monkeypatch.setattr("skksivi.estimators._judge.weighted_draws", lambda *_: None)
+
     def draws(target):
         q = KSIVIApproximator(random_state=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return q.fit(target, n_features=3).sample(20_000)
 
-    X, expected = draws(target), draws(with_nan)
+    X, expected = draws(REFUSALS[name]), draws(with_nan)
     for moment in (np.mean, np.std):
         np.testing.assert_allclose(moment(X, 0), moment(expected, 0), atol=0.05)
 

@@ -57,7 +57,7 @@ from skksivi import (
     to_arviz,
 )
 from skksivi.base import LEAST_WIDTH, BaseApproximator
-from skksivi.baselines import HSIVISM, SIVI, Laplace
+from skksivi.baselines import HSIVISM, MALA, MIED, SGLD, SIVI, SVGD, FullRankVI, KSDDescent, Laplace, MeanFieldVI
 from skksivi.model_selection import Replicates
 from skksivi.plotting import ForestDisplay
 from skksivi.targets import Banana, from_score_fn
@@ -297,6 +297,32 @@ def test_a_fit_that_ends_early_leaves_the_earlier_one_or_can_be_used(k):
         assert np.array_equal(Y, X) or np.array_equal(Y, whole.sample(5, random_state=0))
         assert np.isfinite(stopped_by(KeyboardInterrupt, call)).all()
         X = q.sample(5, random_state=0)
+
+
+@EVERY_SHORT
+def test_a_whitened_fit_has_no_units(k):
+    scale = torch.tensor([2.0**10, 2.0**-10])
+    q = clone(REPEATABLE[k]).set_params(dtype="float64")
+    if hasattr(q, "whiten"):
+        q.set_params(whiten="laplace")
+    X = clone(q).fit(gaussian_score, n_features=2).sample(50)
+    Y = clone(q).fit(lambda x: gaussian_score(x / scale.to(x)) / scale.to(x), n_features=2).sample(50)
+    np.testing.assert_allclose(Y / scale.numpy(), X, rtol=1e-4, atol=1e-4)
+
+
+FAR = [
+    *(cls(max_iter=300) for cls in (MeanFieldVI, FullRankVI)),
+    *(cls(n_particles=100, max_iter=n) for cls, n in ((SVGD, 100), (KSDDescent, 30), (MIED, 100))),
+    KSDDescent(n_particles=100, solver="adam", max_iter=100),
+    *(cls(n_chains=200, n_warmup=100, n_draws=20) for cls in (MALA, SGLD)),
+]
+
+
+@pytest.mark.parametrize("q", FAR, ids=lambda q: type(q).__name__)
+def test_float32_will_do_for_a_target_far_from_the_origin(q):
+    X = q.set_params(dtype="float32", random_state=0).fit(lambda x: 100 * (1000 - x), n_features=2).sample(4000)
+    assert np.abs(X.astype(float).mean(0) - 1000).max() < 0.012
+    assert np.abs(10 * X.std(0) - 1).max() < 0.12
 
 
 @A_FEW

@@ -528,9 +528,8 @@ def test_rows_that_raise_are_nan_and_are_counted(target, dtype):
 
 
 @pytest.mark.parametrize("name", ["range", pytest.param("product", marks=pytest.mark.slow)])
-def test_a_function_that_raises_far_out_is_fitted_as_one_that_is_nan_there(name, monkeypatch):
-    """Without its certificate, which looks for the rows that raise along every line."""
-    monkeypatch.setattr("skksivi.estimators._judge.weighted_draws", lambda *_: None)
+def test_a_function_that_raises_far_out_is_fitted_as_one_that_is_nan_there(name, uncertified):
+    """A certificate looks for the rows that raise along every line."""
 
     def draws(target):
         q = KSIVIApproximator(random_state=0)

@@ -293,8 +293,8 @@ class Beside(Normal):
 @pytest.mark.parametrize(
     ("target", "share"),
     [
-        (Beside(8, 0.5, [0.0] * 8, [30.0]), 0.5),
-        (Beside(3, 0.05, [0.0] * 3, [4.0]), 0.04),
+        pytest.param(Beside(8, 0.5, [0.0] * 8, [30.0]), 0.5, marks=pytest.mark.slow),
+        pytest.param(Beside(3, 0.05, [0.0] * 3, [4.0]), 0.04, marks=pytest.mark.slow),
         (Beside(5, 0.015, [0.0] * 4 + [-4.0], [1.0] * 4 + [1.5]), 0.012),
     ],
     ids=["halo", "light halo", "shoulder"],
@@ -346,7 +346,7 @@ def test_a_score_that_is_not_finite_is_an_outlier(good):
     def score_fn(x):
         return torch.where(x[:, :1] > 4, torch.nan, gaussian_score(x))
 
-    report = diagnose(good, score_fn, random_state=0)
+    report = diagnose(good, score_fn, n_samples=500, random_state=0)
     outside = (report.X[:, 0] > 4).mean()
     assert outside > 0.01
     assert report["outliers"].value == pytest.approx(outside, abs=0.002)

@@ -192,7 +192,7 @@ OPTIONS = [*((more, GaussianMixtureDraws) for more in POINTS), *((more, NormalDr
 
 
 @pytest.mark.parametrize(("parameters", "mixing"), OPTIONS, ids=str)
-def test_every_option_trains_and_samples_from_the_pilot_where_there_is_one(parameters, mixing):
+def test_every_option_trains_and_samples_from_the_pilot_where_there_is_one(parameters, mixing, uncertified):
     q = fit(**parameters)
     assert isinstance(q.family_.mixing, mixing)
     assert np.isfinite(q.sample(10)).all()
@@ -323,7 +323,7 @@ def test_init_restricts_the_fit_to_the_modes_named():
     np.testing.assert_allclose(q.sample(2000, random_state=0).mean(0), UNEQUAL.means[1], atol=0.8)
 
 
-def test_a_warm_start_goes_on_from_the_fitted_family_in_its_coordinates():
+def test_a_warm_start_goes_on_from_the_fitted_family_in_its_coordinates(uncertified):
     q = clone(QUICK).set_params(warm_start=True, max_iter=30, learning_rate=5e-4)
     q.fit(UNEQUAL.score_fn, n_features=2)
     X, whitening = q.sample(5000, random_state=0), q.whitening_

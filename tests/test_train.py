@@ -66,13 +66,13 @@ def test_the_layers_of_a_hierarchy_are_trained_because_they_move_the_points_of_t
 
 
 @pytest.mark.parametrize("name", KSIVIApproximator._training)
-def test_setting_a_training_parameter_trains(name, quiet):
+def test_setting_a_training_parameter_trains(name, quiet, uncertified):
     """A hierarchy is trained in any case."""
     assert fit(**{name: SET[name]}).n_iter_ == 3
 
 
 @pytest.mark.parametrize("cls", BOTH)
-def test_train_trains_and_no_parameter_does_where_it_is_false(cls, quiet):
+def test_train_trains_and_no_parameter_does_where_it_is_false(cls, quiet, uncertified):
     assert fit(cls, train=True).n_iter_ == 3
     with pytest.warns(UserWarning, match=r"`train` is False, so `batch_size`, `learning_rate` will be ignored"):
         assert fit(cls, train=False, batch_size=8, learning_rate=0.1).n_iter_ == 0
@@ -84,7 +84,7 @@ def test_what_shapes_the_start_is_not_ignored():
     assert q.certificate_ is not None
 
 
-def test_a_training_with_low_effort_is_told(quiet):
+def test_a_training_with_low_effort_is_told(quiet, uncertified):
     with pytest.warns(UserWarning, match=r"since `train` is True, although the `effort` of Pilot is 'low'"):
         assert fit(train=True, whiten=Pilot(effort="low")).n_iter_ == 3
     with pytest.warns(UserWarning, match=r"since `kernel` is set, although"):
@@ -154,7 +154,7 @@ def test_the_last_state_is_returned_where_nothing_is_to_end_the_training(cls, qu
     assert np.abs(q.sample(4000).std(axis=0) / np.sqrt([2.0, 0.5]) - 1).max() > 0.1
 
 
-def test_none_has_the_meaning_of_false_for_early_stopping(quiet):
+def test_none_has_the_meaning_of_false_for_early_stopping(quiet, uncertified):
     a, b = (fit(train=True, early_stopping=value) for value in (None, False))
     np.testing.assert_array_equal(a.sample(5), b.sample(5))
 

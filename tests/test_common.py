@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from functools import cache
+from inspect import signature
 
 import joblib
 import matplotlib.pyplot as plt
@@ -300,7 +301,7 @@ def test_a_fit_that_ends_early_leaves_the_earlier_one_or_can_be_used(k):
 
 
 @EVERY_SHORT
-def test_a_whitened_fit_has_no_units(k):
+def test_a_whitened_fit_has_no_units(k, uncertified):
     scale = torch.tensor([2.0**10, 2.0**-10])
     q = clone(REPEATABLE[k]).set_params(dtype="float64")
     if hasattr(q, "whiten"):
@@ -487,6 +488,23 @@ def test_what_is_no_fitted_approximator_is_told_what_to_pass(function):
         for second in (good_fit("Laplace"), mistaken_for_fits()["predictor"][0]):
             with pytest.raises(TypeError, match="the arguments are swapped: the approximator comes first"):
                 function(first, second)
+
+
+@pytest.mark.parametrize(
+    "function", [f for f in OF_A_FIT if f is not ensemble], ids=lambda function: function.__name__
+)
+def test_what_is_wrong_with_a_function_of_a_fit_is_told(function):
+    q = good_fit("Laplace")
+    with pytest.raises(NotFittedError):
+        function(Laplace(), GaussianTarget())
+    with pytest.raises(ValueError, match=r"target`? has 3 features, expected 2"):
+        function(q, from_score_fn(torch.neg, 3))
+    with pytest.raises(TypeError, match=r"`target` must be a Target\b"):
+        function(q, np.zeros((5, 2)))
+    if "n_samples" in signature(function).parameters and function is not to_arviz:
+        for wrong, error in ((0, ValueError), (True, TypeError), (1e3, TypeError)):
+            with pytest.raises(error, match="n_samples"):
+                function(q, GaussianTarget(), n_samples=wrong)
 
 
 MISTAKES = {

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import Mixture, normal_array
 from scipy import special, stats
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import (
     HKSIVIApproximator,
@@ -193,13 +193,8 @@ def test_what_cannot_be_weighed_is_named():
     q = fitted([0.0], [1.0])
     with pytest.raises(TypeError, match="`target` must be a Target or its score function, got a NoneType"):
         evidence(q, None)
-    for wrong, error in ((99, ValueError), (True, TypeError), (1e3, TypeError)):
-        with pytest.raises(error, match="n_samples"):
-            certificate(q, target, n_samples=wrong)
-    with pytest.raises(ValueError, match="target has 2 features, expected 1"):
-        evidence(q, gaussian([0.0, 0.0], [1.0, 1.0]))
-    with pytest.raises(NotFittedError):
-        evidence(Laplace(), target)
+    with pytest.raises(ValueError, match="n_samples"):
+        certificate(q, target, n_samples=99)
 
 
 @pytest.mark.filterwarnings("ignore:The target seems bounded")
@@ -329,8 +324,6 @@ def test_a_refined_fit_is_a_copy_that_is_saved_without_its_target(tmp_path):
 def test_what_cannot_be_refined_is_named():
     with pytest.raises(ValueError, match=r"shape k = .*a refined fit would rest on a few draws. Improve the fit"):
         refine(fitted([40.0] * 8, [0.1] * 8), gaussian([0.0] * 8, [1.0] * 8), random_state=0)
-    with pytest.raises(NotFittedError):
-        refine(Laplace(), Banana())
     target, q = gaussian([0.0], [1.0]), fitted([0.0], [1.0])
     with pytest.raises(ValueError, match="n_samples"):
         refine(q, target, n_samples=99)

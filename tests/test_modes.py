@@ -9,7 +9,6 @@ from approximators import DrawsOf
 from plain_targets import UNEQUAL, Mixture, as_score, log_gamma_draws, log_gamma_score, normal
 from plain_targets import generator as seeded
 from scipy.special import digamma, polygamma
-from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, modes
 from skksivi.base import BaseApproximator
@@ -30,7 +29,7 @@ from skksivi.pilot._mode_weights import (
     with_mode_weights,
 )
 from skksivi.pilot._points import PilotPoints
-from skksivi.targets import EightGaussians, Multimodal, Target, from_log_prob, from_score_fn
+from skksivi.targets import EightGaussians, Target, from_log_prob
 from skksivi.training._run import Fit
 
 AGREED = Verdict(Grade.CHAINS_AGREE)
@@ -253,14 +252,6 @@ def test_a_mode_of_few_draws_is_seen(seed):
     odds = RARE / share * (1 - share) / (1 - RARE)
     drawn = (q.sample(1000, random_state=0)[:, 0] > 0).mean()
     assert abs(drawn - odds / (1 + odds)) < 0.08  # five standard errors
-
-
-def test_mistakes_are_named():
-    with pytest.raises(NotFittedError):
-        modes(KSIVIApproximator(), Multimodal())
-    q = Laplace().fit(lambda x: -x, n_features=2)
-    with pytest.raises(ValueError, match="3 features, expected 2"):
-        modes(q, from_score_fn(torch.neg, 3))
 
 
 # Chains from draws of a mode

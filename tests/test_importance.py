@@ -257,7 +257,7 @@ def errors(X, mean, sd):
 
 def imperfect_fits():
     """Fits that are narrow, shifted or not skewed, their targets, and the mean and standard deviation of these."""
-    for d in (2, 5, 20):
+    for d in (2, 20):
         for shift, ratio in ((0.0, 0.85), (0.2, 1.0), (0.2, 0.85), (0.1, 1.1), (-0.1, 0.95), (0.0, 1.0)):
             yield fitted([shift] * d, [ratio] * d), gaussian([0.0] * d, [1.0] * d), 0.0, 1.0
     for d, shape in itertools.product((1, 2, 5), (3.0, 10.0)):
@@ -267,7 +267,7 @@ def imperfect_fits():
 
 def test_refined_fits_are_better_or_refused():
     """A mean is accurate within 0.1 standard deviations, a standard deviation within 10%."""
-    refused, was_accurate, is_accurate, n = 0, 0, 0, 24
+    refused, was_accurate, is_accurate, n = 0, 0, 0, 18
     for q, target, mean, sd in imperfect_fits():
         try:
             refined = refine(q, target, random_state=0)

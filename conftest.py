@@ -71,6 +71,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
+def uncertified(monkeypatch):
+    """Make fits without a certificate, which takes most of the time of a short one."""
+    monkeypatch.setattr("skksivi.estimators._judge.weighted_draws", lambda *_: None)
+
+
+@pytest.fixture
 def short_networks(monkeypatch):
     """Make the trainings of amortised networks short."""
     monkeypatch.setattr("skksivi.amortized._training.MOST_STEPS", 300)

@@ -47,7 +47,7 @@ MODULES = {
     "kernels": ["test_kernels", "test_stein", "test_regularization", "metrics/test_stein"],
     "families._layer": ["test_families", "test_persistence"],
     "families._hierarchy": ["test_families", "test_hksivi"],
-    "score._probe": ["test_score"],
+    "score._probe": ["test_score", "test_faults"],
     "score._score": ["test_score", "targets/test_minibatches"],
     "estimators._ksivi": [
         "test_ksivi",

@@ -43,8 +43,13 @@ from skksivi.training import _hooks
 from skksivi.training._hooks import LongWait
 from skksivi.training._run import explained
 
-#: Members of each kind.
-SEEDS = range(8)
+
+def members(n, n_quick):
+    """The members of a kind: a few, and the rest in the slow tier."""
+    return [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= n_quick)) for seed in range(n)]
+
+
+SEEDS = members(8, 5)
 
 resolved = partial(plain_targets.resolved, dtype=torch.float32)
 
@@ -305,7 +310,7 @@ def test_units_need_not_be_alike(seed):
 # Budgets
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:])])
+@pytest.mark.parametrize("seed", members(8, 1))
 def test_a_search_that_comes_to_no_end_has_a_total(seed):
     rng = np.random.RandomState(seed)
     d, noise, pitch = rng.randint(1, 5), rng.uniform(2, 9), 10 ** rng.uniform(6, 9)
@@ -363,7 +368,7 @@ def noisy(seed, size):
     return kinds[seed % 4], mean, sd
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 8))])
+@pytest.mark.parametrize("seed", members(8, 4))
 def test_noise_that_does_not_matter_is_not_told(seed):
     score_fn, mean, sd = noisy(seed, 10 ** np.random.RandomState(seed).uniform(-6, -2.5))
     with warnings.catch_warnings():
@@ -487,7 +492,7 @@ def improper(seed):
     return kinds[seed % 5]()
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", members(30, 10))
 def test_a_density_of_infinite_mass_is_refused_with_its_direction(seed):
     target = improper(seed)
     target.names = tuple(f"b[{i}]" for i in range(target.n_features))
@@ -520,7 +525,7 @@ def proper(seed):
     return kinds[seed % 10], d
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", members(50, 10))
 def test_a_proper_density_is_never_refused(seed):
     log_prob, d = proper(seed)
     score = resolved(from_log_prob(log_prob, d))

@@ -237,18 +237,3 @@ def test_a_long_stage_says_how_far_it_is(caplog, monkeypatch):
     lines = [record.getMessage() for record in caplog.records]
     assert any(re.fullmatch(r"search for modes: [\d,]+ score calls, \d+ s", line) for line in lines)
     assert any(re.fullmatch(r"long chains: [\d,]+ of about [\d,]+ score calls, \d+ s", x) for x in lines)
-
-
-@pytest.mark.parametrize("d", [1, 3000])
-@pytest.mark.parametrize("flat", [lambda x: 0 * x, lambda x: 0 * x + 3])
-def test_a_flat_score_ends_at_once(flat, d):
-    n_asked = 0
-
-    def score_fn(x):
-        nonlocal n_asked
-        n_asked += len(x)
-        return flat(x)
-
-    with pytest.raises(ValueError, match="constant, at all trial points"):
-        KSIVIApproximator().fit(score_fn, n_features=d)
-    assert n_asked < 4000

@@ -3,8 +3,10 @@
 Those of scores, files and checkpoints are in the tests of these.
 """
 
+import itertools
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,16 +16,19 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
-from approximators import global_state
+from approximators import global_state, good_fit
 from misbehaving import Misbehaving, raising
+from plain_targets import resolved
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, diagnose, modes
 from skksivi.baselines import Laplace
 from skksivi.kernels import KERNELS
-from skksivi.targets import Target
+from skksivi.metrics import ksd
+from skksivi.targets import Banana, ConditionedDiffusion, Target, from_log_prob, from_rows, from_score_fn
 
 #: A batch size that no other call of the score has.
 ODD = 23
@@ -44,6 +49,178 @@ def assert_equal(q, other):
 
 
 # Scores
+
+
+class NoFeatures(Target):
+    def log_prob(self, x):
+        return -x.square().sum(-1)
+
+
+class Forgetful(Target):
+    """A product that forgets the points at the next call."""
+
+    n_features = 2
+
+    def score_fn(self, x):
+        return 1 - x**3
+
+    def score_vjp(self, x):
+        self.slope = -3 * x**2
+        return 1 - x**3, lambda v: self.slope * v
+
+
+def of_the_mean_density(x):
+    (s,) = torch.autograd.grad(-x.square().sum(1).mean() / 2, x, create_graph=True)
+    return s
+
+
+MEAN, PRECISION, MODULE = torch.tensor([1.0, 2.0, 3.0]), torch.eye(3) + 0.1, torch.nn.Linear(3, 3).double()
+OF_THREE = [
+    lambda x: (MEAN.to(x) - x) @ PRECISION.to(x),
+    lambda x: MEAN.to(x) - x,
+    lambda X: (MEAN.numpy() - X) @ PRECISION.double().numpy(),
+    torch.nn.Linear(3, 3),
+]
+DENSITIES_OF_THREE = [
+    lambda x: -((x - MEAN.to(x)) ** 2).sum(1),
+    lambda x: torch.distributions.MultivariateNormal(MEAN.to(x), PRECISION.to(x)).log_prob(x),
+    lambda x: -torch.nn.functional.linear(x, PRECISION.to(x)).square().sum(1),
+]
+NO_TENSORS = [
+    lambda X: -np.sum(X**2, 1),
+    lambda X: -(X.astype(float) ** 2).sum(1),
+    lambda X: scipy.stats.norm.logpdf(X).sum(1),
+    lambda x: -x.detach().square().sum(1),
+    lambda X: np.array([-(x @ x).item() for x in X]),
+    lambda x: [-(row @ row) for row in x],
+]
+OF_DOUBLE = [
+    MODULE,
+    lambda x: -x @ torch.eye(3).double(),
+    from_log_prob(lambda x: -MODULE(x).square().sum(1), 3),
+    from_log_prob(lambda x: -(x @ torch.eye(3).double() * x).sum(1), 3),
+]
+IN_PLACE, IMPROPER = "changed its input in place", "improper in a direction"
+
+#: A score or a target, the number of features (three, if a target has none), the error, and what it says.
+MISTAKES = [
+    (None, 3, TypeError, r"must be a function .* got a NoneType"),
+    ("abc", 3, TypeError, "got a str"),
+    (Banana, None, TypeError, "is the class Banana; pass an instance"),
+    (NoFeatures(), None, ValueError, "`n_features` is missing from the target NoFeatures"),
+    (lambda x: -x.sum(1), 3, ValueError, r"shape \(2,\), expected \(2, 3\)"),
+    (lambda x: -x[:, :1], 3, ValueError, r"shape \(2, 1\), expected \(2, 3\)"),
+    (lambda x: -x.mT, 3, ValueError, r"shape \(3, 2\), expected \(2, 3\)"),
+    (lambda x: -x[:, None], 3, ValueError, r"shape \(2, 1, 3\), expected \(2, 3\)"),
+    (lambda x: -x[1:], 3, ValueError, r"shape \(1, 3\), expected \(2, 3\)"),
+    (lambda x: -x.sum(), 3, ValueError, r"shape \(\), expected \(2, 3\)"),
+    (lambda X: -np.linalg.norm(X * np.ones(3), axis=1), 3, ValueError, r"shape \(2,\)"),
+    (lambda x: None, 3, TypeError, "returned a NoneType, expected"),
+    (lambda x: (x.sum(), -x), 3, TypeError, "returned a tuple"),
+    (lambda x: (-x).tolist(), 3, TypeError, "returned a list"),
+    (lambda x: -x * 1j, 3, TypeError, "complex"),
+    (lambda x: -x.long(), 3, TypeError, "int64"),
+    (lambda x: x > 0, 3, TypeError, "bool"),
+    (lambda x: np.full(x.shape, None), 3, TypeError, "type object"),
+    (lambda x: np.full(x.shape, "a"), 3, TypeError, "type <U1"),
+    (lambda x: x.neg_(), 3, ValueError, IN_PLACE),
+    (lambda X: np.negative(X, out=X), 3, ValueError, IN_PLACE),
+    (lambda x: x.__imul__(-1), 3, ValueError, IN_PLACE),
+    (lambda x: x * torch.nan, 3, ValueError, "not finite at any of .* set `init`"),
+    (Forgetful(), None, ValueError, r"`score_vjp` .* another call"),
+    (of_the_mean_density, 2, ValueError, r"rows must be independent.*\.sum\(\)"),
+    *((f, d, ValueError, rf"`n_features` is {d}\b|Set n_features=3") for f in OF_THREE for d in (2, 4)),
+    *(
+        (from_log_prob(f, d), None, ValueError, rf"`n_features` is {d}, but `log_prob` .* \(2, 3\)")
+        for f in DENSITIES_OF_THREE
+        for d in (2, 4)
+    ),
+    *((from_log_prob(f, 2), None, TypeError, r"`log_prob` .* torch .*from_score_fn") for f in NO_TENSORS),
+    *((f, 3, TypeError, r"torch\.float64.*no torch\.float32.*set dtype='float64'") for f in OF_DOUBLE),
+    (lambda x: x.new_tensor([-1.0, 0.0]) * x, 2, ValueError, rf"{IMPROPER} \(\+1 in `x\[1\]`"),
+    (lambda x: 0 * x, 2, ValueError, "zero, or another constant, at all trial points"),
+    (lambda x: 0 * x + 3, 1, ValueError, "constant, at all trial points"),
+    (lambda x: 0 * x + 3, 3000, ValueError, "constant, at all trial points"),
+    (lambda x: (1 - x.sum(1, keepdim=True)).expand_as(x), 2, ValueError, IMPROPER),
+    (lambda x: x.flip(1) - x, 2, ValueError, IMPROPER),
+]
+
+
+@pytest.mark.parametrize(("target", "d", "error", "message"), MISTAKES, ids=range(len(MISTAKES)))
+def test_a_mistake_is_named_before_the_score_is_asked_for_much(target, d, error, message):
+    """Warnings before it would be errors."""
+    n_asked = 0
+
+    def counted(x):
+        nonlocal n_asked
+        n_asked += len(x)
+        return target(x)
+
+    plain = not callable(target) or isinstance(target, type | torch.nn.Module)
+    with pytest.raises(error, match=message):
+        KSIVIApproximator().fit(target if plain else counted, n_features=None if isinstance(target, Target) else d)
+    assert n_asked < (4000 if d == 3000 else 10_000)
+
+
+def test_numbers_of_single_precision_alone_are_named():
+    with pytest.raises(TypeError, match=r"torch\.float32.*no torch\.float64.*set dtype='float32'"):
+        KSIVIApproximator(dtype="float64").fit(lambda x: -x @ torch.eye(3), n_features=3)
+
+
+def test_errors_of_the_function_itself_are_shown_with_what_it_was_given():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
+        resolved(lambda x: x @ torch.ones(x.shape[1] + 3, 5).to(x), 2)
+    notes = "\n".join(raised.value.__notes__)
+    assert re.search(r"trial input of shape \(2, 2\).*Called with an array it raised TypeError", notes, re.S)
+
+
+LAPLACE = Laplace(random_state=0)
+#: Whatever takes a number of features, or a target.
+COUNTS = [
+    lambda n: LAPLACE.fit(torch.neg, n_features=n),
+    lambda n: from_score_fn(torch.neg, n),
+    lambda n: from_log_prob(torch.sum, n),
+    lambda n: from_rows(torch.neg, n_rows=3, n_features=n),
+    lambda n: from_rows(torch.neg, n_rows=n, n_features=1),
+    lambda n: ConditionedDiffusion(n_features=n),
+    lambda n: good_fit("Laplace").sample(n),
+]
+TAKERS = [
+    lambda target: LAPLACE.fit(target),
+    lambda target: good_fit("Laplace").score(target),
+    lambda target: ksd(np.eye(20, 2), target),
+    lambda target: diagnose(good_fit("Laplace"), target),
+    lambda target: modes(good_fit("Laplace"), target),
+]
+
+
+def test_a_truth_value_is_no_number_and_a_class_no_target():
+    for call, n in itertools.product(COUNTS, (True, np.True_, False)):
+        with pytest.raises(TypeError, match=r"must be an? .*int"):
+            call(n)
+    for call, cls in itertools.product(TAKERS, (Banana, torch.nn.ReLU)):
+        with pytest.raises(TypeError, match=f"is the class {cls.__name__}; pass an instance"):
+            call(cls)
+
+
+#: What comes at any points from one call on, as after an update of the data; torch raises RuntimeError for most.
+LATER = {
+    "shape": (lambda x: -x @ torch.ones(x.shape[1] + 1, 2).to(x), RuntimeError),
+    "rows": (lambda x: -x + x.sum(1).expand(3, -1).mean(0), RuntimeError),
+    "type": (lambda x: -x @ torch.eye(x.shape[1], dtype=torch.float16), RuntimeError),
+    "in place": (lambda x: x.detach().requires_grad_().add_(1), RuntimeError),
+    "anything": (raising(RuntimeError("everywhere")), RuntimeError),
+    "a value": (raising(ValueError("the file is closed")), ValueError),
+}
+
+
+@pytest.mark.parametrize(("fault", "error"), LATER.values(), ids=LATER)
+def test_a_fault_of_the_function_is_no_matter_of_the_points(fault, error):
+    score_fn = Misbehaving(fault, 30)
+    with pytest.raises(error):
+        KSIVIApproximator(random_state=0).fit(score_fn, n_features=2)
+    assert score_fn.n_calls < 40
+
 
 HALVES = {
     "float16": lambda x: 1 - x.half(),
@@ -113,8 +290,9 @@ def nan_derivative_outside(x):
     return 4 * (1 - x) + torch.where(r < 1.5, 0, 0 * torch.sqrt(r - 1.5))
 
 
-@pytest.mark.parametrize("whiten", [None, "laplace"])
-@pytest.mark.parametrize("score_fn", [nan_derivative_everywhere, nan_derivative_outside])
+@pytest.mark.parametrize(
+    ("score_fn", "whiten"), [(nan_derivative_everywhere, "laplace"), (nan_derivative_outside, None)]
+)
 def test_a_finite_score_with_a_derivative_that_is_nan_is_fitted_by_differences_or_told(score_fn, whiten):
     """The part of `where` that is not taken has a derivative too, and zero times NaN is NaN."""
     q = KSIVIApproximator(whiten=whiten, max_iter=200, batch_size=50, learning_rate=5e-3, random_state=0)
@@ -124,7 +302,7 @@ def test_a_finite_score_with_a_derivative_that_is_nan_is_fitted_by_differences_o
     assert caught or np.abs(X.std(0) - 0.5).max() < 0.1
 
 
-@pytest.mark.parametrize("kind", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", [np.nan, -np.inf])
 def test_one_row_of_a_score_that_is_not_finite_costs_one_step(kind):
     def spoil(s):
         return s.index_fill(0, torch.tensor([5]), kind)
@@ -156,8 +334,10 @@ def test_a_region_where_the_score_is_not_finite_is_told_and_the_draws_are_finite
 # What ends a fit
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
-@pytest.mark.parametrize("call", [0, 9, 30])
+@pytest.mark.parametrize(
+    ("error", "call"),
+    [(KeyboardInterrupt, 0), (OSError, 9), (MemoryError, 9), (KeyboardInterrupt, 30)],
+)
 def test_what_ends_a_fit_leaves_no_trace_outside_of_it(error, call):
     clone(SHORT).fit(normal_score, n_features=2)  # what torch imports late brings filters of warnings
     before = global_state()
@@ -166,8 +346,9 @@ def test_what_ends_a_fit_leaves_no_trace_outside_of_it(error, call):
     assert global_state() == before
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ConnectionError])
-@pytest.mark.parametrize("call", [1, 9, 30, 100])
+@pytest.mark.parametrize(
+    ("error", "call"), [(KeyboardInterrupt, 1), (ConnectionError, 9), (TimeoutError, 30), (KeyboardInterrupt, 100)]
+)
 def test_where_a_fit_was_stopped_and_whether_it_can_be_used_is_logged(error, call, caplog):
     q = clone(SHORT).set_params(max_iter=300)
     asked = Misbehaving(raising(error), call, rows=ODD, score_fn=normal_score)
@@ -212,21 +393,6 @@ def test_ctrl_c_at_any_moment_leaves_a_fit_of_so_many_iterations(share):
     assert any(np.array_equal(X, other.sample(20, random_state=0)) for other in shorter)
 
 
-@pytest.mark.parametrize(
-    "call", [*(pytest.param(k, id=f"call {k} of ten") for k in (0, 3, 6, 9)), pytest.param(10, id="last")]
-)
-def test_an_error_at_any_call_leaves_the_earlier_fit_or_a_whole_one(call):
-    """What is done after the training, to see what may be wrong with it, does not make it undone."""
-    q = clone(SHORT).set_params(whiten="laplace").fit(lambda x: -x, n_features=3)
-    whole = clone(q).fit(counting := Misbehaving(None, np.inf, score_fn=normal_score), n_features=2)
-    draws = [fit.sample(20, random_state=0) for fit in ((q,) if call < 10 else (q, whole))]
-    broken = failing((counting.n_calls - 1) * call // 10)
-    with pytest.raises(OSError, match="on fire"):
-        q.fit(broken, n_features=2)
-    X = q.sample(20, random_state=0)
-    assert any(np.array_equal(X, Y) for Y in draws)
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_warning_that_is_made_an_error_does_not_cost_the_fit(tmp_path):
     q = clone(SHORT).set_params(checkpoint=tmp_path / "fit.ckpt", checkpoint__every=10)
@@ -240,14 +406,14 @@ def test_a_warning_that_is_made_an_error_does_not_cost_the_fit(tmp_path):
 
 @pytest.mark.parametrize(
     ("kernel", "whiten"),
-    [*((kernel, "laplace") for kernel in KERNELS), ("riesz", None), ("imq", "bam"), ("gaussian", "auto")],
+    [*((kernel, "laplace") for kernel in KERNELS), ("gaussian", None), ("imq", "bam"), ("gaussian", "auto")],
 )
 def test_one_dimension_is_enough(kernel, whiten):
     """Every kernel by the quickest rule, every rule once: the two do not know of each other."""
-    max_iter = 30 if whiten else 1000
-    q = KSIVIApproximator(kernel=kernel, whiten=whiten, max_iter=max_iter, random_state=0)
+    own = {"max_iter": 30} if whiten else {"max_iter": 400, "learning_rate": 2e-2, "hidden_layer_sizes": (8,)}
+    q = KSIVIApproximator(kernel=kernel, whiten=whiten, random_state=0, **own)
     X = q.fit(normal_score, n_features=1).sample(10_000)
-    assert abs(X.mean() - 1) < 0.25  # Riesz without whitening is slow
+    assert abs(X.mean() - 1) < 0.25
     assert abs(X.std() - 1) < 0.15
 
 

@@ -24,6 +24,9 @@ from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import BayesianLogisticRegression, EightGaussians, Minibatches, XShaped
 
+pytestmark = pytest.mark.usefixtures("uncertified")
+
+
 AGREED, ROUGH = Verdict(Grade.CHAINS_AGREE), Verdict(Grade.ROUGH)
 
 QUICK = HKSIVIApproximator(
@@ -150,18 +153,13 @@ def test_training_starts_at_a_langevin_chain():
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"n_layers": 1},
-        {"n_layers": 4},
+        {"n_layers": 1, "mixing": "pilot"},
+        {"n_layers": 4, "gradient_estimator": "vanilla"},
         *({"bridge": name} for name in BRIDGES),
-        {"bridge": lambda u: 1 - u**2},
-        {"bridge__weights": [1.0, 0.1]},
-        {"mixing": "normal"},
-        {"mixing": "pilot"},
-        {"whiten__weight": 0.5},
-        {"mixing": mixing.StudentT(df=3.0)},
-        {"mixing": mixing.GaussianMixture([[-1.0, 0.0], [1.0, 0.0]])},
+        {"bridge": lambda u: 1 - u**2, "mixing": mixing.StudentT(df=3.0)},
+        {"bridge__weights": [1.0, 0.1], "mixing": "normal"},
+        {"mixing": mixing.GaussianMixture([[-1.0, 0.0], [1.0, 0.0]]), "whiten__weight": 0.5},
         {"mixing": lambda n, generator: torch.randn(n, 2, generator=generator)},
-        {"gradient_estimator": "vanilla"},
     ],
     ids=lambda parameters: " ".join(f"{name}={'f' if callable(v) else v}" for name, v in parameters.items()),
 )
@@ -224,10 +222,8 @@ def test_layers_weigh_alike_unless_told_otherwise():
     assert clone(QUICK).set_params(bridge__weights=[1, 0])._layer_weights(2) == [1, 0]
 
 
-def test_a_warm_start_and_pickles_go_on():
+def test_a_warm_start_goes_on():
     q = fit(whiten=None)
-    again = pickle.loads(pickle.dumps(q))  # noqa: S301
-    np.testing.assert_array_equal(again.sample(5, random_state=0), q.sample(5, random_state=0))
     assert q.set_params(warm_start=True).fit(torch.neg, n_features=2).n_iter_ == 60
     assert q.set_params(n_layers=4).fit(torch.neg, n_features=2).family_.n_layers == 2  # the family is the old one
 

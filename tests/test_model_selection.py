@@ -32,7 +32,10 @@ GRID = {"bandwidth": [0.5, 2.0]}
 SCORER = neg_ksd_scorer(n_samples=300)
 
 #: The quick fits are far from their end, of which a warning tells.
-pytestmark = pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning"),
+    pytest.mark.usefixtures("uncertified"),
+]
 
 
 def standard_score(x):

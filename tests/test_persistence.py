@@ -72,11 +72,14 @@ ESTIMATORS = {
     "laplace": ksivi(whiten="laplace", scale="network", learning_rate=5e-3),
     "no skip": ksivi(whiten="bam", dtype="float64", hidden_layer_sizes=Network([6], linear_skip=False)),
     "given": ksivi(whiten=(MEAN.numpy(), np.asfortranarray(FACTOR)), latent_dim=3, early_stopping=1e-3),
-    "tensors": ksivi(whiten=(MEAN.double(), torch.as_tensor(FACTOR).mT.contiguous().mT), optimizer=Adam(ema=None)),
-    "kernel": ksivi(kernel=kernels.Tilted(kernels.IMQ(bandwidth=1.25), exponent=-0.25), bandwidth=None, whiten=None),
-    "numpy numbers": ksivi(
-        max_iter=np.int64(3), learning_rate=np.float32(0.01), scale=Scale(floor=np.float64(0.001))
+    "tensors and numpy numbers": ksivi(
+        whiten=(MEAN.double(), torch.as_tensor(FACTOR).mT.contiguous().mT),
+        optimizer=Adam(ema=None),
+        max_iter=np.int64(3),
+        learning_rate=np.float32(0.01),
+        scale=Scale(floor=np.float64(0.001)),
     ),
+    "kernel": ksivi(kernel=kernels.Tilted(kernels.IMQ(bandwidth=1.25), exponent=-0.25), bandwidth=None, whiten=None),
     "RandomState": ksivi(random_state=np.random.RandomState(5), init=[0.5, 0.5], device=torch.device("cpu")),
     "many features": ksivi(whiten="laplace", hidden_layer_sizes=(3,), batch_size=4, max_iter=3),  # a low-rank map
     "Student mixing": ksivi(mixing=mixing.StudentT(df=4.0), whiten="laplace", annealing=Cosine(start=0.5)),

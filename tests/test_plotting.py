@@ -157,26 +157,20 @@ def test_an_estimator_is_shown_and_its_stream_left_alone(fitted, show):
 # What each shows
 
 
-def test_loss_line_is_the_means_of_blocks():
-    display = LossDisplay(losses=np.arange(1.0, 1001.0)).plot()
-    at, means = display.line_.get_data()
+def test_loss_is_the_means_of_blocks_and_bears_what_is_not_finite():
+    at, means = LossDisplay(losses=np.arange(1.0, 1001.0)).plot().line_.get_data()
     np.testing.assert_allclose(means, np.arange(1.0, 1001.0).reshape(100, 10).mean(1))
     np.testing.assert_allclose(at, means)  # the loss of iteration i is i
-
-
-def test_loss_bears_what_is_not_finite():
     losses = LOSSES.copy()
     losses[[3, 500]] = np.nan, np.inf
-    display = LossDisplay(losses=losses).plot()
-    assert np.isfinite(display.line_.get_ydata()).all()
+    assert np.isfinite(LossDisplay(losses=losses).plot().line_.get_ydata()).all()
     LossDisplay(losses=np.full(5, np.nan)).plot()
 
 
 def test_loss_axis_is_linear_unless_the_start_would_hide_the_rest():
-    noise = np.random.RandomState(1).normal(size=1000)
-    assert LossDisplay(losses=noise).plot().ax_.get_yscale() == "linear"
-    assert LossDisplay(losses=LOSSES).plot().ax_.get_yscale() == "symlog"
-    assert LossDisplay(losses=np.geomspace(1e4, 1, 1000)).plot().ax_.get_yscale() == "log"
+    noise, falling = np.random.RandomState(1).normal(size=1000), np.geomspace(1e4, 1, 1000)
+    scales = [LossDisplay(losses=losses).plot().ax_.get_yscale() for losses in (noise, LOSSES, falling)]
+    assert scales == ["linear", "symlog", "log"]
 
 
 def test_loss_shows_the_monitor_where_it_looked(fitted):
@@ -204,16 +198,11 @@ def test_marginals_show_the_features_asked_for():
     assert MarginalsDisplay.from_draws(X).axes_.shape == (4, 4)
 
 
-def test_marginals_are_densities():
-    display = MarginalsDisplay.from_draws({"fit": X}, reference=Y, features=[0, 4])
-    assert len(display.lines_) == 2
-    for lines in display.lines_:
-        for line in lines:
-            assert np.trapezoid(line.get_ydata(), line.get_xdata()) == pytest.approx(1, abs=0.05)
-
-
-def test_marginals_bear_draws_far_from_the_reference():
-    display = MarginalsDisplay.from_draws({"near": X, "far": X + 1e6}, reference=Y, features=[0, 4])
+def test_marginals_are_densities_also_of_draws_far_from_the_reference():
+    display = MarginalsDisplay.from_draws({"fit": X, "far": X + 1e6}, reference=Y, features=[0, 4])
+    assert len(display.lines_) == 3
+    for line in (*display.lines_[0], *display.lines_[1]):
+        assert np.trapezoid(line.get_ydata(), line.get_xdata()) == pytest.approx(1, abs=0.05)
     assert max(line.get_ydata().max() for line in display.lines_[2]) == 0
     display.figure_.canvas.draw()
 
@@ -227,10 +216,7 @@ def test_contours_are_the_same_in_any_box():
     for extent in (None, (-4, 4, -4, 4), (-1, 9, -8, 8)):
         (outermost, *_) = lines_of(DensityDisplay.from_draws(X[:, :2], NORMAL, extent=extent))
         assert np.linalg.norm(outermost, axis=1).max() == pytest.approx(np.sqrt(-2 * np.log(0.01)), abs=0.05)
-
-
-def test_contours_of_a_target_much_narrower_than_the_draws():
-    display = DensityDisplay.from_draws(1e6 * X[:, :2], NORMAL)
+    display = DensityDisplay.from_draws(1e6 * X[:, :2], NORMAL)  # of a target much narrower than the draws
     display.figure_.canvas.draw()
     assert display.contours_ is not None
 
@@ -349,11 +335,8 @@ def test_calibration_names_the_first_seven_lines_and_those_that_leave_the_band()
         np.testing.assert_allclose(difference + z, [(ranks[:, j] < k).mean() for k in range(1, 20)])
 
 
-def test_calibration_band_is_of_all_lines_together():
+def test_calibration_band_is_of_all_lines_together_and_one_may_be_a_column():
     alone, *others = (CalibrationDisplay.from_ranks(RANKS[:, :k], 19, level=0.9) for k in (1, 1, 8))
     same, wider = (display.band_.get_datalim(display.ax_.transData).height for display in others)
     assert alone.band_.get_datalim(alone.ax_.transData).height == same < wider
-
-
-def test_calibration_of_one_quantity_takes_a_column():
     assert CalibrationDisplay.from_ranks(RANKS[:, 0], 19).ranks.shape == (100, 1)

@@ -231,7 +231,7 @@ def test_units_do_not_matter():
 
 
 @ORDINARY
-def test_parameters_of_the_approximator_are_searched_in_a_pipeline():
+def test_parameters_of_the_approximator_are_searched_in_a_pipeline(uncertified):
     pipeline = make_pipeline(StandardScaler(), clone(ESTIMATORS[0]).set_params(approximator=TINY))
     search = GridSearchCV(pipeline, {"ksiviregressor__approximator__bandwidth": [0.5, 2.0]}, cv=2).fit(X, Y)
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
@@ -256,7 +256,7 @@ def test_parameters_of_the_default_approximator_are_set_as_those_of_a_given_one(
 
 
 @ORDINARY
-def test_a_model_and_parameters_of_its_default_approximator_are_searched_together():
+def test_a_model_and_parameters_of_its_default_approximator_are_searched_together(uncertified):
     own = {"max_iter": [2], "train": [True], "whiten": ["laplace"]}
     grid = {"model": ["linear", "process"], **{f"approximator__{name}": values for name, values in own.items()}}
     search = GridSearchCV(KSIVIRegressor(random_state=0), grid, cv=2, error_score="raise")
@@ -315,7 +315,7 @@ def test_networks_of_many_rows_see_minibatches_and_trained_starts_are_better_tha
 
 @ORDINARY
 @pytest.mark.parametrize("approximator", [Laplace(), TINY])
-def test_any_approximator_will_do_and_is_left_alone(approximator):
+def test_any_approximator_will_do_and_is_left_alone(approximator, uncertified):
     m = KSIVIRegressor(model="linear", approximator=approximator, random_state=0).fit(X, Y)
     assert m.score(X, Y) > 0.45
     assert approximator.random_state is None
@@ -474,7 +474,7 @@ def test_coefficients_of_a_classifier_are_those_of_the_mean_draw(k):
 
 @ORDINARY
 @pytest.mark.parametrize("m", [ESTIMATORS[1], ESTIMATORS[3], clone(ESTIMATORS[1]).set_params(prior_precision=None)])
-def test_what_is_not_linear_has_no_coefficients(m):
+def test_what_is_not_linear_has_no_coefficients(m, uncertified):
     m = clone(m)
     assert not any(hasattr(m, name) for name in ("coef_", "intercept_", "draw_names_"))
     m.fit(X[:20, :2], Y[:20])

@@ -19,6 +19,9 @@ from skksivi.stein._fused import value_and_gradients
 from skksivi.targets import Banana, Multimodal, StudentT, XShaped
 from skksivi.terms import Entropic, Laplacian, laplacian_gradient
 
+pytestmark = pytest.mark.usefixtures("uncertified")
+
+
 QUICK = KSIVIApproximator(max_iter=30, batch_size=16, hidden_layer_sizes=(8,), whiten="laplace", random_state=0)
 
 

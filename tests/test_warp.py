@@ -258,7 +258,7 @@ def test_a_target_that_has_moved_is_followed():
     ],
     ids=lambda parameters: next(iter(parameters)),
 )
-def test_what_would_have_no_meaning_in_warped_coordinates_forbids_them(parameters):
+def test_what_would_have_no_meaning_in_warped_coordinates_forbids_them(parameters, uncertified):
     quick = KSIVIApproximator(whiten=Pilot(effort="low"), max_iter=1, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

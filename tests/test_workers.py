@@ -117,17 +117,6 @@ def test_a_bad_parameter_is_named(name):
         from_score_fn(of_arrays, 3, **{"n_jobs": 2, name: value})
 
 
-@pytest.mark.parametrize("error", [ConnectionError("gone"), TimeoutError("slow")])
-def test_a_training_keeps_its_state_when_workers_are_lost(error):
-    q = short(KSIVIApproximator(random_state=0)).set_params(max_iter=50)
-    whole = Misbehaving(lambda s: s, 0)
-    q.fit(whole, n_features=2)
-    with pytest.raises(type(error), match=str(error)):
-        q.fit(Misbehaving(raising(error), whole.n_calls - 40), n_features=2)
-    assert 0 < q.n_iter_ < 50
-    assert q.sample(3).shape == (3, 2)
-
-
 def test_a_lost_worker_at_the_first_call_is_not_taken_for_a_fault_of_the_function():
     with pytest.raises(ConnectionError, match="gone") as raised:
         short(KSIVIApproximator()).fit(Misbehaving(raising(ConnectionError("gone")), 0), n_features=2)

@@ -133,14 +133,6 @@ def test_the_norm_of_the_gradient_is_told():
     assert (q.norm_curve_ > 0).all()
 
 
-@pytest.mark.parametrize("cls", [MeanFieldVI, FullRankVI])
-def test_float32_will_do_for_a_target_far_from_the_origin(cls):
-    q = cls(max_iter=300, dtype="float32", random_state=0).fit(lambda x: 100 * (1000 - x), n_features=2)
-    assert q.sample(5).dtype == np.float32
-    assert np.abs(q.mean_ - 1000).max() < 0.01
-    np.testing.assert_allclose(q.covariance_, 0.01 * np.eye(2), rtol=0, atol=0.001)
-
-
 def test_the_calls_of_a_training_are_told_from_those_of_its_start():
     few, more = (
         {stage.name: stage.n_calls for stage in q.fit(log_gamma_score, n_features=2).stages_}

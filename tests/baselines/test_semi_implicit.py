@@ -7,7 +7,6 @@ import pytest
 import torch
 from linear_family import TARGET, LinearFamily, gradients, layer, objective_of, target_score, z_scores
 from plain_targets import generator, normal
-from sklearn.base import clone
 
 from skksivi.baselines import KPG, PVI, SIVI
 from skksivi.baselines._semi_implicit import kernel_average, mixture, mixture_score
@@ -108,14 +107,6 @@ def test_a_schedule_of_k_takes_the_place_of_a_number():
     assert not np.array_equal(rising, fitted(9))
     with pytest.raises(ValueError, match=r"`n_auxiliary` returned 2\.5, expected an integer"):
         fitted(lambda progress: 2.5)
-
-
-def test_whitening_makes_it_free_of_units():
-    scale = torch.tensor([1e3, 1e-3])
-    q = SIVI(max_iter=20, batch_size=16, dtype="float64", random_state=0)
-    X = clone(q).fit(target_score, n_features=2).sample(100)
-    Y = clone(q).fit(lambda x: target_score(x / scale.to(x)) / scale.to(x), n_features=2).sample(100)
-    np.testing.assert_allclose(Y / scale.numpy(), X, rtol=1e-4, atol=1e-4)
 
 
 def test_a_loss_that_is_not_finite_is_explained_and_the_state_kept():

@@ -275,17 +275,12 @@ def test_a_folder_that_cannot_be_used_is_told_by_name(case, small, tmp_path):
         fetch_small(folder / "y" if "below" in case else folder)
 
 
-def test_a_bunch_has_what_scikit_learns_have(small, home):
+def test_a_bunch_has_what_scikit_learns_have_and_frames_the_names(small, home):
     bunch = fetch_boston(data_home=home, n_retries=0)
     assert set(bunch) == {"data", "target", "frame", "feature_names", "target_names", "DESCR", "data_filename"}
-    assert bunch.feature_names == ["a", "b", "c"]
-    assert bunch.target_names == ["y"]
-    assert bunch.frame is None
-
-
-def test_frames(small, home):
+    assert (bunch.feature_names, bunch.target_names, bunch.frame) == (["a", "b", "c"], ["y"], None)
     pd = pytest.importorskip("pandas")
-    bunch = fetch_boston(data_home=home, n_retries=0, as_frame=True)
+    bunch = fetch_boston(data_home=home, as_frame=True)
     X, y = fetch_boston(data_home=home, as_frame=True, return_X_y=True)
     pd.testing.assert_frame_equal(bunch.frame, pd.DataFrame(TABLE, columns=["a", "b", "c", "y"]))
     pd.testing.assert_frame_equal(bunch.data, X)

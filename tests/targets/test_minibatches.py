@@ -33,6 +33,9 @@ from skksivi.targets import (
     from_rows,
 )
 
+pytestmark = pytest.mark.usefixtures("uncertified")
+
+
 N_ROWS, D = 200, 3
 X = np.random.RandomState(0).normal(size=(N_ROWS, D)) * [1.0, 0.5, 2.0]
 Y = np.random.RandomState(1).uniform(size=N_ROWS) < 1 / (1 + np.exp(-X @ [1.0, -1.0, 0.3]))

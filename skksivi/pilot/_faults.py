@@ -73,9 +73,9 @@ def fault_of_jump(score: Score, x: Tensor) -> str | None:
         return (log_b - log_a - lobatto(s_a, s_1, s_2, s_b, b - a)).nan_to_num(0.0, 0.0, 0.0)
 
     a, b = x[:1].expand_as(x[1:]), x[1:]
-    left = excess(a, b)
+    left, way = excess(a, b), torch.nn.functional.normalize(b - a)
     worst = left.abs().argsort(descending=True)[:3]
-    a, b, left = a[worst], b[worst], left[worst]
+    a, b, left, way = a[worst], b[worst], left[worst], way[worst]
     for _ in range(36):  # to the rounding of single points
         if not (left.abs() > 0.1).any():  # nats
             return None
@@ -85,6 +85,10 @@ def fault_of_jump(score: Score, x: Tensor) -> str | None:
         a, b = a.where(~is_second[:, None], middle), b.where(is_second[:, None], middle)
         left = second.where(is_second, first)
     k = left.abs().argmax()
+    rounding = torch.finfo(score.type_computed).eps * (1 + a[k].norm())
+    before = a[k] - 4 * rounding * torch.arange(1, 33).to(a)[:, None] * way[k]
+    if score.type_computed != torch.float64 and excess(before[1:], before[:-1]).std() > left[k].abs() / 4:
+        return None  # log p is rounded by as much
     return _words_of_jump(score, a[k], b[k], left[k].item())
 
 

@@ -259,7 +259,11 @@ N_LEAST = 10
 
 
 def pilot_of_several(
-    score: Score, modes: ModeMaps, explore: Callable[[Weighing, Affine], PilotPoints], generator: torch.Generator
+    score: Score,
+    modes: ModeMaps,
+    explore: Callable[[Weighing, Affine], PilotPoints],
+    generator: torch.Generator,
+    by_image: Callable[[], PilotPoints | None],
 ) -> PilotPoints | None:
     """Return points near all modes, as many of each as its weight says; None if one was not explored or weighted.
 
@@ -272,12 +276,16 @@ def pilot_of_several(
     explore : callable
         Returns points near the target around a mode, given a `Weighing`.
     generator : torch.Generator
+    by_image : callable
+        Returns points by one image of what symmetries leave as it is, or None.
     """
     log_prob = score.log_prob or by_lines(score, modes)
     weighing = Weighing(replace(score, log_prob=log_prob), modes, generator)
     pilot = weighing.at_once()
     if pilot.converged:
         return pilot
+    if (pilot_of_images := by_image()) is not None:
+        return pilot_of_images
     groups = _groups(modes, partial(explore, weighing))
     if groups is None or len(groups) == 1:
         return None if groups is None else groups[0].pilot

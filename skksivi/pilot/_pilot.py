@@ -61,6 +61,7 @@ from skksivi.pilot._stages import (
     WarpedCoordinates,
     WiderSearch,
     check_resolved,
+    look_for_spike,
     run_stages,
 )
 from skksivi.pilot._symmetries import Exchange
@@ -158,6 +159,7 @@ def explored(known: Known) -> Found:
                 known.points = None
         if known.modes.maps and not _suffices(known):
             check_resolved(known)
+            look_for_spike(known)
         if known.n_features <= MAX_FEATURES and not _suffices(known):
             with suppress(*(DIVERGED if known.points is not None else ())):
                 run_stages(THOROUGH, known)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from skksivi.pilot._mixture import MOST_FEATURES, gaussian_of, matched
 from skksivi.pilot._mode_weights import Weighing, are_near, pilot_of_several, pooled, symmetrised, with_mode_weights
 from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, mode_from_prior, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
+from skksivi.pilot._orbits import pilot_of_orbit
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import out_of_spike
 from skksivi.pilot._symmetries import Symmetry, images, same_mode, told
@@ -332,7 +333,8 @@ class AllModes:
             stages = ensemble.by_stages(known.within_effort(TRAJECTORIES))
             return first_converged(chain(ensemble.by_metric(), stages))
 
-        found = pilot_of_several(known.score, known.modes, explore, known.generator)
+        by_image = partial(pilot_of_orbit, known.score, known.modes, known.symmetries, known.generator)
+        found = pilot_of_several(known.score, known.modes, explore, known.generator, by_image)
         if found is not None:
             yield found
         elif not known.takes_one_for_all():
@@ -386,6 +388,19 @@ def check_resolved(known: Known) -> None:
         f"{score.label(j)} at {x.mean(0)[j]:.4g} give or take {sd[j]:.1g}, as where a scale of a hierarchy or of a "
         "random walk is zero, or units differ too much. Compute it in float64"
         f"{f' ({score.advice})' if score.advice else ''}, or give the model in its non-centred form."
+    )
+
+
+def look_for_spike(known: Known) -> None:
+    """Note a spike from which no stage has led out, though log p is known: long chains would stay in it."""
+    score, mode = known.score, known.mode
+    if score.log_prob is None or known.n_features >= MANY_FEATURES or not (known.has_one_mode and is_spike(mode)):
+        return
+    narrow = ", ".join(score.label(i) for i in mode.L.norm(dim=1).argsort()[:3].tolist())
+    score.tally.found(
+        f"log p grows without end into a spike, where a scale goes to zero and what it scales ({narrow}, ...) comes "
+        "together; points near the target were not found to be accurate. Give the model in its non-centred form "
+        "(skksivi.targets.non_centered of a NumPyro model), or its scales priors that keep them from zero."
     )
 
 
@@ -446,8 +461,10 @@ class ShortChains:
                 x = around_start(known.score, known.starts[0], known.generator)
                 yield from warped(known.score, x, known.generator)
             if is_far and not has_many:
-                return
+                break
             was_far |= is_far
+        if is_spike(known.mode):
+            check_resolved(known)
 
 
 @dataclass(frozen=True)
@@ -499,6 +516,7 @@ class WiderSearch:
         check_mass(known, modes.maps[0])
         before, known.modes = known.modes, modes
         if known.points is None:
+            check_resolved(known)
             yield pilot_of_mixture(modes.mixture(), N_OF_GAUSSIAN)
             if len(modes.maps) > 1:  # as where p is zero at the start
                 with suppress(*DIVERGED):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -85,11 +87,23 @@ def fault_of_jump(score: Score, x: Tensor) -> str | None:
         a, b = a.where(~is_second[:, None], middle), b.where(is_second[:, None], middle)
         left = second.where(is_second, first)
     k = left.abs().argmax()
-    rounding = torch.finfo(score.type_computed).eps * (1 + a[k].norm())
-    before = a[k] - 4 * rounding * torch.arange(1, 33).to(a)[:, None] * way[k]
-    if score.type_computed != torch.float64 and excess(before[1:], before[:-1]).std() > left[k].abs() / 4:
-        return None  # log p is rounded by as much
+    if _is_rounding(score, excess, a[k], way[k], left[k].abs()):
+        return None
     return _words_of_jump(score, a[k], b[k], left[k].item())
+
+
+def _is_rounding(
+    score: Score, excess: Callable[[Tensor, Tensor], Tensor], a: Tensor, way: Tensor, jump: Tensor
+) -> bool:
+    """Tell whether in single precision log p, or its terms at points next to each other, are rounded by as much as a
+    jump at a point (d,), on the one side of it.
+    """
+    if score.type_computed == torch.float64 or score.log_prob is None:
+        return False
+    eps = torch.finfo(score.type_computed).eps
+    before = a - 4 * eps * (1 + a.norm()) * torch.arange(1, 33).to(a)[:, None] * way
+    own = 4 * eps * score.log_prob(a[None]).detach().abs()
+    return bool(jump < own) or bool(excess(before[1:], before[:-1]).std() > jump / 4)
 
 
 def _words_of_jump(score: Score, a: Tensor, b: Tensor, jump: float) -> str:

@@ -377,7 +377,8 @@ def check_resolved(known: Known) -> None:
     score, points = known.score, known.points
     if score.type_computed == torch.float64:
         return
-    x = known.mode.m[None] if points is None or points.warp is not None else points.x
+    by_mode = is_spike(known.mode) or (points is not None and points.warp is not None)
+    x = known.mode.m[None] if points is None or by_mode else points.x
     sd = known.mode.L.norm(dim=1) if len(x) < 2 else x.std(0)
     is_point = sd < 100 * torch.finfo(score.type_computed).eps * x.mean(0).abs()
     if not (is_spike(known.mode) or is_point.any()):

@@ -310,6 +310,25 @@ def test_the_images_of_a_part_of_a_target_add_up_to_it():
     torch.testing.assert_close(part(x.detach()), torch.autograd.grad(part.log_prob(y).sum(), y)[0])
 
 
+@pytest.mark.slow
+def test_labels_of_three_components_that_overlap_are_in_equal_shares():
+    """Modes of two kinds, three apart and one component empty; shares of 4,000 draws within five standard errors."""
+    rng = np.random.default_rng(1)
+    y = torch.as_tensor(3.0 * rng.choice(3, 90, p=[0.3, 0.3, 0.4]) + rng.normal(size=90))
+
+    def log_prob(w, mu, s):
+        parts = w.log()[:, None] - ((y[:, None] - mu[:, None]) / s[:, None]).square() / 2 - s[:, None].log()
+        priors = ((mu - 3) / 5).square() / 2 + (s.log() / 0.5).square() / 2 + s.log() - w.log()
+        return parts.logsumexp(2).sum(1) - priors.sum(1)
+
+    target = constrained(log_prob, {"w": ("simplex", 3), "mu": ("real", 3), "s": ("positive", 3)})
+    q = KSIVIApproximator(random_state=0).fit(target)
+    assert q.verdict_.good
+    assert q.n_score_calls_ < 100_000
+    largest = target.constrain(q.sample(4000, random_state=0))["mu"].argmax(1)
+    np.testing.assert_allclose(np.bincount(largest) / 4000, 1 / 3, atol=5 * math.sqrt(2 / 9 / 4000))
+
+
 @pytest.mark.parametrize("jump", [0.0, 2.0])
 def test_the_rounding_of_log_p_in_float32_is_no_jump(jump):
     """Numbers near 3e6 are rounded by a quarter."""

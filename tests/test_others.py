@@ -14,11 +14,13 @@ from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.coordinates._affine import Affine
+from skksivi.pilot._faults import fault_of_jump
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._mode_weights import with_moments_of
-from skksivi.pilot._modes import all_modes, contradicting
+from skksivi.pilot._modes import ModeMaps, all_modes, contradicting
 from skksivi.pilot._newton import saddle_free_newton
-from skksivi.pilot._symmetries import images, symmetries_of
+from skksivi.pilot._orbits import Group, one_image, one_of_each
+from skksivi.pilot._symmetries import Exchange, images, symmetries_of
 from skksivi.score._score import STEPS
 from skksivi.targets import GaussianMixture, Target, constrained, from_log_prob
 
@@ -292,6 +294,52 @@ def test_all_labels_are_in_a_fit_in_equal_shares(tmp_path):
     save(q, tmp_path / "q")
     for name in ("symmetries", "ascents"):
         np.testing.assert_array_equal(getattr(load(tmp_path / "q").whitening_, name), getattr(q.whitening_, name))
+
+
+def test_the_images_of_a_part_of_a_target_add_up_to_it():
+    """Four maps of two signs: the shares of one image at the images of a point have the sum one."""
+    score = resolved(from_log_prob(lambda x: -(x.square() - 4).square().sum(1) / 8 - x[:, 0] ** 2 * x[:, 1] ** 2, 2))
+    modes = [Affine(torch.tensor(m).double(), torch.eye(2).double() / 2) for m in ([2.0, 0.0], [0.0, 2.0])]
+    signs = [Exchange.of_signs(torch.tensor(flips)) for flips in ([True, False], [False, True])]
+    group = Group.of(signs, modes[0])
+    part = one_image(score, group, one_of_each(ModeMaps(modes, torch.ones(2).double() / 2), signs))
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).double()
+    log_parts = part.log_prob(group.of_points(x).flatten(0, 1)).view(4, -1)
+    torch.testing.assert_close(log_parts.logsumexp(0), score.log_prob(x))
+    y = x.requires_grad_()
+    torch.testing.assert_close(part(x.detach()), torch.autograd.grad(part.log_prob(y).sum(), y)[0])
+
+
+@pytest.mark.slow
+def test_labels_of_three_components_that_overlap_are_in_equal_shares():
+    """Modes of two kinds, three apart and one component empty; shares of 4,000 draws within five standard errors."""
+    rng = np.random.default_rng(1)
+    y = torch.as_tensor(3.0 * rng.choice(3, 90, p=[0.3, 0.3, 0.4]) + rng.normal(size=90))
+
+    def log_prob(w, mu, s):
+        parts = w.log()[:, None] - ((y[:, None] - mu[:, None]) / s[:, None]).square() / 2 - s[:, None].log()
+        priors = ((mu - 3) / 5).square() / 2 + (s.log() / 0.5).square() / 2 + s.log() - w.log()
+        return parts.logsumexp(2).sum(1) - priors.sum(1)
+
+    target = constrained(log_prob, {"w": ("simplex", 3), "mu": ("real", 3), "s": ("positive", 3)})
+    q = KSIVIApproximator(random_state=0).fit(target)
+    assert q.verdict_.good
+    assert q.n_score_calls_ < 100_000
+    largest = target.constrain(q.sample(4000, random_state=0))["mu"].argmax(1)
+    np.testing.assert_allclose(np.bincount(largest) / 4000, 1 / 3, atol=5 * math.sqrt(2 / 9 / 4000))
+
+
+@pytest.mark.parametrize("jump", [0.0, 2.0])
+def test_the_rounding_of_log_p_in_float32_is_no_jump(jump):
+    """Numbers near 3e6 are rounded by a quarter."""
+
+    def log_prob(x):
+        return (3e6 - x.square().sum(1) / 2).float().double() + jump * (x[:, 0] > 0.3)
+
+    score = replace(resolved(from_log_prob(lambda x: -x.square().sum(1) / 2, 2)), log_prob=log_prob, in_double=None)
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).double()
+    found = fault_of_jump(replace(score, step=STEPS[torch.float32]), x)
+    assert found is None if jump == 0 else "near `x[0]` = 0.3," in found
 
 
 # Weights

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -73,9 +75,9 @@ def fault_of_jump(score: Score, x: Tensor) -> str | None:
         return (log_b - log_a - lobatto(s_a, s_1, s_2, s_b, b - a)).nan_to_num(0.0, 0.0, 0.0)
 
     a, b = x[:1].expand_as(x[1:]), x[1:]
-    left = excess(a, b)
+    left, way = excess(a, b), torch.nn.functional.normalize(b - a)
     worst = left.abs().argsort(descending=True)[:3]
-    a, b, left = a[worst], b[worst], left[worst]
+    a, b, left, way = a[worst], b[worst], left[worst], way[worst]
     for _ in range(36):  # to the rounding of single points
         if not (left.abs() > 0.1).any():  # nats
             return None
@@ -85,7 +87,23 @@ def fault_of_jump(score: Score, x: Tensor) -> str | None:
         a, b = a.where(~is_second[:, None], middle), b.where(is_second[:, None], middle)
         left = second.where(is_second, first)
     k = left.abs().argmax()
+    if _is_rounding(score, excess, a[k], way[k], left[k].abs()):
+        return None
     return _words_of_jump(score, a[k], b[k], left[k].item())
+
+
+def _is_rounding(
+    score: Score, excess: Callable[[Tensor, Tensor], Tensor], a: Tensor, way: Tensor, jump: Tensor
+) -> bool:
+    """Tell whether in single precision log p, or its terms at points next to each other, are rounded by as much as a
+    jump at a point (d,), on the one side of it.
+    """
+    if score.type_computed == torch.float64 or score.log_prob is None:
+        return False
+    eps = torch.finfo(score.type_computed).eps
+    before = a - 4 * eps * (1 + a.norm()) * torch.arange(1, 33).to(a)[:, None] * way
+    own = 4 * eps * score.log_prob(a[None]).detach().abs()
+    return bool(jump < own) or bool(excess(before[1:], before[:-1]).std() > jump / 4)
 
 
 def _words_of_jump(score: Score, a: Tensor, b: Tensor, jump: float) -> str:

@@ -27,7 +27,11 @@ from skksivi.score._score import Score
 
 
 def pilot_of_several(
-    score: Score, modes: ModeMaps, explore: Callable[[Refine, Affine], PilotPoints], generator: torch.Generator
+    score: Score,
+    modes: ModeMaps,
+    explore: Callable[[Refine, Affine], PilotPoints],
+    generator: torch.Generator,
+    by_image: Callable[[], PilotPoints | None],
 ) -> PilotPoints | None:
     """Return points near all modes, as many of each as its weight says; None if one was not explored or weighted.
 
@@ -40,12 +44,16 @@ def pilot_of_several(
     explore : callable
         Returns points near the target around a mode, given what makes more of them.
     generator : torch.Generator
+    by_image : callable
+        Returns points by one image of what symmetries leave as it is, or None.
     """
     log_prob = log_prob_around(score, modes)
     refine = partial(_refined, replace(score, log_prob=log_prob), generator)
     pilot = _at_once(modes, refine)
     if pilot.converged:
         return pilot
+    if (pilot_of_images := by_image()) is not None:
+        return pilot_of_images
     groups = _groups(modes, partial(explore, refine))
     if groups is None or len(groups) == 1:
         return None if groups is None else groups[0].pilot

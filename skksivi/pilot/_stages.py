@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Protocol
 
@@ -35,6 +35,7 @@ from skksivi.pilot._mixture import MOST_FEATURES, gaussian_of, matched
 from skksivi.pilot._mode_weights import are_near, pilot_of_several, pooled, symmetrised, with_mode_weights
 from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, mode_from_prior, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
+from skksivi.pilot._orbits import pilot_of_orbit
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import out_of_spike
 from skksivi.pilot._symmetries import Symmetry, images, same_mode, told
@@ -346,7 +347,8 @@ class AllModes:
             stages = ensemble.by_stages(known.within_effort(TRAJECTORIES))
             return first_converged(chain(ensemble.by_metric(), stages))
 
-        found = pilot_of_several(known.score, known.modes, explore, known.generator)
+        by_image = partial(pilot_of_orbit, known.score, known.modes, known.symmetries, known.generator)
+        found = pilot_of_several(known.score, known.modes, explore, known.generator, by_image)
         if found is not None:
             yield found
         elif not known.takes_one_for_all():
@@ -389,7 +391,8 @@ def check_resolved(known: Known) -> None:
     score, points = known.score, known.points
     if score.type_computed == torch.float64:
         return
-    x = known.mode.m[None] if points is None or points.warp is not None else points.x
+    by_mode = is_spike(known.mode) or (points is not None and points.warp is not None)
+    x = known.mode.m[None] if points is None or by_mode else points.x
     sd = known.mode.L.norm(dim=1) if len(x) < 2 else x.std(0)
     is_point = sd < 100 * torch.finfo(score.type_computed).eps * x.mean(0).abs()
     if not (is_spike(known.mode) or is_point.any()):
@@ -460,8 +463,10 @@ class ShortChains:
                 x = around_start(known.score, known.starts[0], known.generator)
                 yield from warped(known.score, x, known.generator)
             if is_far and not has_many:
-                return
+                break
             was_far |= is_far
+        if is_spike(known.mode):
+            check_resolved(known)
 
 
 @dataclass(frozen=True)
@@ -513,6 +518,7 @@ class WiderSearch:
         check_mass(known, modes.maps[0])
         before, known.modes = known.modes, modes
         if known.points is None:
+            check_resolved(known)
             yield pilot_of_mixture(modes.mixture(), N_OF_GAUSSIAN)
             if len(modes.maps) > 1:  # as where p is zero at the start
                 with suppress(*DIVERGED):

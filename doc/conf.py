@@ -130,8 +130,8 @@ html_theme_options = {
     "footer_end": [],
 }
 WIDE = (
-    *("index", "installation", "quick_start", "how", "diagnose", "searches", "comparison"),
-    *("contributing", "changelog"),
+    *("index", "installation", "quick_start", "nuts", "ksivi", "sklearn"),
+    *("how", "diagnose", "messages", "comparison", "contributing", "changelog"),
 )
 html_sidebars = {name: [] for name in WIDE}
 

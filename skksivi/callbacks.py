@@ -23,7 +23,7 @@ class EarlyStopping:
 
     Every 100 iterations it evaluates the score of the fit as it would be if it ended there. Pass it to
     `set_callbacks`. `early_stopping` of an approximator does the same with a fixed discrepancy, at a lower cost.
-    The :doc:`user guide <../guide/callbacks>` shows how to write a callback.
+    :ref:`The manual <callbacks>` shows how to write a callback.
 
     Parameters
     ----------

@@ -190,7 +190,7 @@ def test_a_network_is_the_whole_mean_without_a_linear_skip(quiet):
     assert sum(p.numel() for p in q.family_.mean.parameters()) == 2 * 5 + 5 + 5 * 2 + 2
 
 
-SEARCHES = (Path(__file__).parents[1] / "doc" / "searches.rst").read_text("utf-8")
+SEARCHES = (Path(__file__).parents[1] / "doc" / "sklearn.rst").read_text("utf-8")
 
 
 @pytest.mark.slow

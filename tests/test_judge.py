@@ -1,6 +1,7 @@
 """The judge: numbers by weighted rows, the mixture that draws them, verdicts, and a fit that is fitted again."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from skksivi.families._weights import importance_weights
 from skksivi.judge._numbers import Numbers, WeightedRows
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Errors, Grade, Verdict
-from skksivi.targets import from_log_prob
+from skksivi.targets import from_log_prob, from_score_fn
 
 LEVELS = np.array([0.05, 0.5, 0.95])
 
@@ -145,6 +146,25 @@ def mixture(weights, sds, d):
         return torch.stack(parts).logsumexp(0)
 
     return from_log_prob(log_prob, d)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_lines_are_not_refined_where_the_score_ends(raises):
+    """Where its score is NaN, or it raises, a target known by its score alone has no mass to be integrated."""
+
+    def score_fn(x):
+        outside = (x.abs() > 8).any(1, keepdim=True)
+        if raises and outside.any():
+            raise ValueError
+        return -x.where(~outside, torch.nan)
+
+    target = from_score_fn(score_fn, 2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The score or log p raised", UserWarning)
+        q = KSIVIApproximator(random_state=0).fit(target)
+    assert q.verdict_.grade == Grade.RELIABLE_WEIGHTS
+    (n_calls,) = (stage.n_calls for stage in q.stages_ if stage.name == "certificate")
+    assert n_calls < 1500
 
 
 def test_a_halo_is_found_and_fitted():

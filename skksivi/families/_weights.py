@@ -483,11 +483,11 @@ def _groups(of: Tensor, rows: Tensor) -> list[tuple[int, Tensor]]:
 
 def _matters(integral: Tensor, others: Tensor, gap: Tensor, most: float) -> Tensor:
     """Tell of which integrals the gap exceeds the most, unless what else is in the log-weights says that they are
-    negligible, be it that half of a large one is error.
+    negligible, be it that half of a large one is error. One is NaN where the score on the way is, whatever the rule.
     """
     log_weights, surely = integral + others, gap < most
     best = log_weights[surely].max() if surely.any() else -math.inf
-    return ~surely & ~(log_weights + torch.minimum(gap, integral.abs() / 2) < best - 15)
+    return ~surely & ~gap.isnan() & ~(log_weights + torch.minimum(gap, integral.abs() / 2) < best - 15)
 
 
 def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int) -> Certificate | None:

@@ -1,6 +1,6 @@
 """The default settings on posteriors that people bring, against exact reference draws.
 
-python benchmarks/defaults.py [--names ...] [--seeds 3] [--jobs 2] [--out FILE.json]
+python benchmarks/defaults.py [--names ...] [--methods ...] [--seeds 3] [--jobs 2] [--out FILE.json]
 python benchmarks/defaults.py --show benchmarks/defaults.json --manual doc      the table of the manual
 
 Reference draws are made at the first run (`benchmarks/reference.py posteriors`, ten minutes) and kept in
@@ -8,7 +8,8 @@ build/reference. Each row of the table is a posterior; of the seeds the worst is
 distance the mean, of calls and seconds the median. The distance is computed in coordinates whitened by the
 reference's covariance, 1,000 draws a side, and divided by its floor, the same between two parts of the reference. A
 fit is accurate where every mean is within 0.1 sd and every sd within 10%, of coordinates and, beyond the noise, of
-the directions of benchmarks/_accuracy.py.
+the directions of benchmarks/_accuracy.py. The last column is the median of calls where the target is known by its
+score alone; such fits are accurate but for those with a star.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ from reference import reference
 
 from skksivi import KSIVIApproximator
 from skksivi.metrics import sliced_wasserstein
+from skksivi.targets import from_score_fn
 
 #: Parts of 1,000 draws.
 PARTS = 4
+
+DEFAULTS, ALONE = "defaults", "score alone"
 
 
 def measure(X, R):
@@ -60,18 +64,20 @@ def sliced(u, v, pairs):
     return float(np.mean([sliced_wasserstein(u[i::PARTS], v[j::PARTS], random_state=0) for i, j in pairs]))
 
 
-def run(name, _, seed, max_iter):
+def run(name, method, seed, max_iter):
     torch.set_num_threads(1)
-    target, R = POSTERIORS[name].make(), reference(name)
+    target, R, settings = POSTERIORS[name].make(), reference(name), {**max_iter, "random_state": seed}
+    if method == ALONE:
+        target, settings["dtype"] = from_score_fn(target.score_fn, target.n_features), "float64"  # as its data
     with watched() as costs:
-        q = KSIVIApproximator(**max_iter, random_state=seed).fit(target)
+        q = KSIVIApproximator(**settings).fit(target)
         X = q.sample(len(R))
     calls = q.n_score_calls_ + q.n_products_
     return {**measure(X, R), "floor": floor(R), **costs, "score_calls": calls, "n_iter": q.n_iter_}
 
 
-def summary(rows, name):
-    of = select(rows, case=name)
+def summary(rows, name, method=DEFAULTS):
+    of = select(rows, case=name, method=method)
     worst = {
         "w2": np.mean([r["w2"] / r["floor"] for r in of]),
         "mean": max(r["mean"] for r in of),
@@ -90,7 +96,8 @@ def summary(rows, name):
 
 
 def show(rows):
-    every = [summary(rows, name) for name in dict.fromkeys(r["case"] for r in rows)]
+    names = list(dict.fromkeys(r["case"] for r in select(rows, method=DEFAULTS)))
+    every = [summary(rows, name) for name in names]
     near = np.mean([a["w2"] <= 1.3 for a in every])
     print(
         f"accurate on {sum(a['accurate'] for a in every)} of {len(every)}, within 1.3 floors on {near:.0%}, "
@@ -98,6 +105,14 @@ def show(rows):
         f"{np.median([a['seconds'] for a in every]):.1f} s and {np.median([a['score_calls'] for a in every]):,.0f} "
         f"calls; {sum(a['n_iter'] > 0 for a in every)} were trained, {sum(a['warned'] > 0 for a in every)} warned"
     )
+    both = [(name, a) for name, a in zip(names, every, strict=True) if select(rows, case=name, method=ALONE)]
+    if both:
+        alone = [summary(rows, name, ALONE) for name, _ in both]
+        ratios = [b["score_calls"] / a["score_calls"] for b, (_, a) in zip(alone, both, strict=True)]
+        print(
+            f"by the score alone accurate on {sum(b['accurate'] for b in alone)} of {len(alone)}, with "
+            f"{np.median(ratios):.2g} times the calls in the median, at most {max(ratios):.2g}"
+        )
 
 
 def table(rows):
@@ -105,19 +120,28 @@ def table(rows):
     lines = []
     for name in dict.fromkeys(r["case"] for r in rows):
         a = summary(rows, name)
-        calls = f"{a['score_calls'] / 1000:,.{0 if a['score_calls'] >= 10_000 else 1}f}k"
+        calls, star = in_thousands(a["score_calls"]), r"\*"
         sds, w2 = f"{a['sd_min']:.2f} - {a['sd_max']:.2f}", f"{a['w2']:.2f}{'' if a['accurate'] else '*'}"
         errors = f"{a['mean']:.2f}", sds, f"{a['quantile']:.2f}"
-        lines.append((name.replace("_", " "), *errors, w2.replace("*", r"\*"), calls, f"{a['seconds']:.1f}"))
-    return rst(("Posterior", "Mean", "Sd ratio", "1%, 99%", "W2 / floor", "Calls", "Seconds"), lines)
+        alone = "-"
+        if select(rows, case=name, method=ALONE):
+            b = summary(rows, name, ALONE)
+            alone = f"{in_thousands(b['score_calls'])}{'' if b['accurate'] else star}"
+        lines.append((name.replace("_", " "), *errors, w2.replace("*", star), calls, f"{a['seconds']:.1f}", alone))
+    heads = "Posterior", "Mean", "Sd ratio", "1%, 99%", "W2 / floor", "Calls", "Seconds", "Score alone"
+    return rst(heads, lines)
+
+
+def in_thousands(calls):
+    return f"{calls / 1000:,.{0 if calls >= 10_000 else 1}f}k"
 
 
 def main():
-    args = command(__doc__, jobs=2, names=POSTERIORS).parse_args()
+    args = command(__doc__, jobs=2, names=POSTERIORS, methods=(DEFAULTS, ALONE)).parse_args()
     if not args.show:
         for name in args.names:
             reference(name)
-    jobs = [(name, "defaults", seed) for name in args.names for seed in range(args.seeds)]
+    jobs = [(name, method, seed) for method in args.methods for name in args.names for seed in range(args.seeds)]
     run_one = partial(run, max_iter={"max_iter": 50} if args.quick else {})
     rows = results(args, jobs, run_one, n_jobs=args.jobs)["rows"]
     show_tables(args, {"defaults": table(rows)})

@@ -128,8 +128,8 @@ def first_difference(
 
 
 def suspect_directions(score_u: DifferentiableScore, u: Tensor) -> Tensor | None:
-    """Return the directions (d, k) along which draws u (n, d) are suspect by the scores there, None if these, or their
-    squares, are not finite.
+    """Return the directions (d, k) along which draws u (n, d) are suspect by the scores there, None if these or their
+    squares are not finite.
     """
     off = score_u(u) + u
     if not off.square().sum().isfinite():

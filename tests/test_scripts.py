@@ -389,7 +389,7 @@ STUDIES = [
     ("suites", "suites", [f"suites_{name}" for name in ("bounds", "calls", "distances", "moments", "seconds")]),
     ("toys", "suites", ["toys"]),
     ("training", "benchmarks", ["training"]),
-    ("waveform", "benchmarks", ["waveform"]),
+    ("waveform", "ksivi", ["waveform"]),
     ("workers", "scaling", ["workers"]),
 ]
 #: The same of those with more than a name to their command.
@@ -423,7 +423,7 @@ def test_the_manual_has_the_tables_of_the_paper(results, tmp_path, capsys):
     [
         ("costs", [], "costs", "comparison"),
         ("reference", ["targets", "--check"], "references", "benchmarks"),
-        ("search", ["--criteria"], "criteria", "searches"),
+        ("search", ["--criteria"], "criteria", "sklearn"),
     ],
 )
 def test_the_manual_has_the_tables_of_other_commands(script, options, study, page, tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,8 @@ from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.metrics import ksd_test
 from skksivi.pilot._log_density import Cells
 from skksivi.pilot._mixture import gaussian_of
-from skksivi.stein._directions import N_SCORES, first_difference, stein_violations
+from skksivi.pilot._pilot import MAX_FEATURES
+from skksivi.stein._directions import N_SCORES, first_difference, stein_violations, suspect_directions
 from skksivi.stein._discrepancy import FixedKernelKSD
 
 #: The p-value, of the discrepancy or over all directions, below which it is significant.
@@ -74,7 +76,13 @@ def check_weights(view: View, sample: ImportanceSample) -> Check:
 
 def check_errors(view: View, sample: ImportanceSample) -> Check:
     """Check the means, standard deviations and quantiles of the draws against the posterior's, by the weights."""
-    verdict = of_weights(sample, view.score)
+    map_, V = None, None
+    if 1 < sample.draws.shape[1] <= MAX_FEATURES:
+        draws = torch.as_tensor(sample.draws).to(view.score.device)
+        with suppress(torch.linalg.LinAlgError):  # of draws in a plane
+            map_ = gaussian_of(draws)
+            V = suspect_directions(map_.pull_back(view.score.double), map_.whiten(draws[: N_SCORES // 2]))
+    verdict = of_weights(sample, view.score, map_, V)
     if not sample.trusted or verdict.errors is None:
         raise ValueError("the weights are not reliable")
     if verdict.good and verdict.errors.se > 1:  # within the noise, which is no proof that it is small

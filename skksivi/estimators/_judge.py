@@ -17,7 +17,7 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array
 from skksivi._utils.psis import pareto_smoothed
-from skksivi.coordinates._affine import Identity
+from skksivi.coordinates._affine import Affine, Identity
 from skksivi.coordinates._whitening import LONG_CHAINS, Whitening
 from skksivi.families._derived import knows_density
 from skksivi.families._samplers import Layer, Layers, Sampler
@@ -120,7 +120,7 @@ def _suspects(sampler: Layer | Layers, score: Score, seed: int) -> Tensor | None
 
 
 def of_weights(
-    sample: ImportanceSample, score: Score, whitening: Whitening | None = None, V: Tensor | None = None
+    sample: ImportanceSample, score: Score, whitening: Whitening | Affine | None = None, V: Tensor | None = None
 ) -> Verdict:
     """Judge a fit by its weighted draws, in the coordinates of the target, along directions V (d, k) of whitened
     ones, and in the parameters of its model.
@@ -186,7 +186,9 @@ def _own_parameters(score: Score, sample: ImportanceSample) -> tuple[np.ndarray,
         found = [score.constrain(X) for X in (sample.X, sample.draws[:4000])]
     except Exception:  # a fit is not to fail by this, whatever a model may raise
         return None
-    names = [f"`{name}`" for name, a in found[0].items() for _ in range(int(np.prod(a.shape[1:])))]
+    names = [
+        f"`{name}{list(map(int, i)) if i else ''}`" for name, a in found[0].items() for i in np.ndindex(a.shape[1:])
+    ]
     if not 0 < len(names) <= 2 * score.n_features + 100:  # else predictions of rows are among them
         return None
     f, g = (

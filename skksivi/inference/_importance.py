@@ -196,6 +196,8 @@ def _with_sampler(est: A, sampler: Sampler) -> A:
     """Return a copy of a fit with another sampler and a stream of its own."""
     made = copy.copy(est)
     made.__dict__.update(sampler_=sampler, _random_state=copy.deepcopy(vars(est)["_random_state"]))
+    if hasattr(est, "verdict_"):
+        made.__dict__["verdict_"] = None  # nobody has judged it
     return made
 
 

@@ -139,8 +139,10 @@ def _cell(value: float, se: float) -> str:
     """Return a number and its standard error, both to the first digit of the latter; "?" is what is unknown."""
     if math.isnan(value):
         return "?"
-    if not math.isfinite(se) or se == 0:
-        return f"{value:.6g} ± 0" if se == 0 else f"{value:.3g} ± ?"
+    if not math.isfinite(se):
+        return f"{value:.3g} ± ?"
+    if se <= 1e-12 * abs(value) or se < 1e-200:  # of a constant, or a value that many draws share
+        return f"{value:.6g} ± 0"
     last = int(f"{se:.0e}".partition("e")[2])
     size = int(f"{max(abs(value), se):.0e}".partition("e")[2])
     if size > 6 or last < -6:

@@ -81,7 +81,8 @@ class WeightedRows(NamedTuple):
         sd = np.sqrt(variance.clip(np.finfo(np.float64).tiny))
         pairs = [self._quantiles(*columns, levels) for columns in zip(f.T, g.T, strict=True)]
         quantiles, quantiles_se = np.array(pairs).transpose(1, 2, 0)
-        return Numbers(mean, sd, quantiles, mean_se, variance_se / (2 * sd), quantiles_se)
+        sd_se = np.minimum(variance_se / (2 * sd), np.sqrt(variance_se))  # the latter of a number that hardly varies
+        return Numbers(mean, sd, quantiles, mean_se, sd_se, quantiles_se)
 
     def _quantiles(self, f: np.ndarray, g: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return quantiles of one column, f (n,) and g (m,), with standard errors.

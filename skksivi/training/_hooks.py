@@ -124,7 +124,7 @@ class LongWait:
         """Return what is said after so many calls and seconds."""
         usual = 10 ** max(4, len(str(so_far)))  # most fits take less than 10,000 calls, or else less than 100,000
         n_rows, advice = getattr(self.target, "n_rows", None), ""
-        if n_rows is not None and not is_divided(self.target):
+        if n_rows is not None and n_rows >= 10_000 and not is_divided(self.target):
             advice = f" Of the {n_rows:,} rows of the target skksivi.targets.Minibatches takes some at a time."
         return (
             f"The fit has taken {seconds:.0f} s so far and is at: {self.stage or 'fit'}. The score was evaluated at "

@@ -8,8 +8,8 @@ build/reference. Each row of the table is a posterior; of the seeds the worst is
 distance the mean, of calls and seconds the median. The distance is computed in coordinates whitened by the
 reference's covariance, 1,000 draws a side, and divided by its floor, the same between two parts of the reference. A
 fit is accurate where every mean is within 0.1 sd and every sd within 10%, of coordinates and, beyond the noise, of
-the directions of benchmarks/_accuracy.py. The last column is the median of calls where the target is known by its
-score alone; such fits are accurate but for those with a star.
+the directions of benchmarks/_accuracy.py. The last column, of --methods "score alone", is the median of calls where
+the target is known by its score; such fits are accurate but for those with a star.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def table(rows):
             alone = f"{in_thousands(b['score_calls'])}{'' if b['accurate'] else star}"
         lines.append((name.replace("_", " "), *errors, w2.replace("*", star), calls, f"{a['seconds']:.1f}", alone))
     heads = "Posterior", "Mean", "Sd ratio", "1%, 99%", "W2 / floor", "Calls", "Seconds", "Score alone"
-    return rst(heads, lines)
+    shows_alone = bool(select(rows, method=ALONE))
+    return rst(heads if shows_alone else heads[:-1], lines if shows_alone else [line[:-1] for line in lines])
 
 
 def in_thousands(calls):

@@ -429,15 +429,16 @@ def test_a_long_wait_is_told_once(caplog):
         assert words in line
 
 
-def rows_target():
-    X = np.random.RandomState(0).normal(size=(500, 2))
+def rows_target(n=500):
+    X = np.random.RandomState(0).normal(size=(n, 2))
     return BayesianLogisticRegression(X, X[:, 0] > 0.1)
 
 
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        (rows_target(), "500 rows of the target skksivi.targets.Minibatches"),
+        (rows_target(20_000), "20,000 rows of the target skksivi.targets.Minibatches"),
+        (rows_target(), "s in all."),
         (from_log_prob(lambda x: -x.square().sum(1), 2), "s in all."),
         (Minibatches(rows_target(), batch_size=100), "s in all."),
     ],

@@ -10,7 +10,7 @@ from plain_targets import as_score
 
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._lines import KRONROD, in_panels
+from skksivi.coordinates._lines import in_panels
 from skksivi.estimators._judge import of_weights
 from skksivi.families._derived import SCALES, STRETCHES, DefensiveMixture
 from skksivi.families._samplers import Gaussian
@@ -129,7 +129,7 @@ def test_panels_do_not_pass_over_a_narrow_core():
     score = as_score(lambda x: torch.func.grad(lambda x: log_prob(x).sum())(x), d=1)
     b = torch.tensor([[0.5], [1.0], [2.0]]).double()
     exact = log_prob(b) - log_prob(torch.zeros(1, 1).double())
-    whole, gap = in_panels(score, torch.zeros(1).double(), b, b[:, 0] / 0.04, KRONROD)
+    whole, gap = in_panels(score, torch.zeros(1).double(), b, b[:, 0] / 0.04)
     assert ((whole - exact).abs() < 0.5 + gap).all()
     assert (gap > 0.05).all()
 
@@ -164,7 +164,7 @@ def test_lines_are_not_refined_where_the_score_ends(raises):
         q = KSIVIApproximator(random_state=0).fit(target)
     assert q.verdict_.grade == Grade.RELIABLE_WEIGHTS
     (n_calls,) = (stage.n_calls for stage in q.stages_ if stage.name == "certificate")
-    assert n_calls < 1500
+    assert n_calls < 5000  # of 39,000, or 530,000 where it raises
 
 
 def test_a_halo_is_found_and_fitted():

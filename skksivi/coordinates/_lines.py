@@ -73,11 +73,12 @@ class Rule(NamedTuple):
         return weights @ slopes, (weights - coarse) @ slopes, s[-1]
 
 
-#: Simpson's rule and the trapezoid rule.
-SIMPSON = Rule((0, 1 / 2, 1), (1 / 6, 2 / 3, 1 / 6), (1 / 2, 0, 1 / 2))
-
-#: Kronrod's extension of Lobatto's rule of four points, to seven (Gander and Gautschi 2000, BIT 40(1)).
 _OUTER, _INNER = math.sqrt(2 / 3) / 2, 1 / math.sqrt(5) / 2
+
+#: Lobatto's rule of four points and the trapezoid rule.
+LOBATTO = Rule((0, 0.5 - _INNER, 0.5 + _INNER, 1), (1 / 12, 5 / 12, 5 / 12, 1 / 12), (1 / 2, 0, 0, 1 / 2))
+
+#: Kronrod's extension of it, to seven (Gander and Gautschi 2000, BIT 40(1)).
 KRONROD = Rule(
     (0, 0.5 - _OUTER, 0.5 - _INNER, 0.5, 0.5 + _INNER, 0.5 + _OUTER, 1),
     tuple(w / 2940 for w in (77, 432, 625, 672, 625, 432, 77)),
@@ -104,9 +105,9 @@ def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
     return KRONROD.integrate(score_fn, a.expand_as(b), score_fn(a).detach().expand_as(b), b)[:2]
 
 
-def in_panels(score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """Integrate the score along lines by a rule in panels, the first as long as the inner part of a target, each
-    other four times: one panel would pass over that where a line leads far out.
+def in_panels(score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Integrate the score along lines by Kronrod's rule in panels, the first as long as the inner part of a target,
+    each other four times: one panel would pass over that where a line leads far out.
 
     Parameters
     ----------
@@ -115,7 +116,6 @@ def in_panels(score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor, ru
     b : Tensor of shape (n, d)
     lengths : Tensor of shape (n,)
         Of the lines, in units of the inner part.
-    rule : Rule
 
     Returns
     -------
@@ -128,7 +128,7 @@ def in_panels(score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor, ru
     while rows.numel():
         reached[rows] = (4 * reached[rows]).clamp_min(1)
         further = torch.lerp(a, b[rows], (reached[rows] / lengths[rows]).clamp_max(1)[:, None])
-        value, its_gap, s_ends[rows] = rule.integrate(score_fn, ends[rows], s_ends[rows], further)
+        value, its_gap, s_ends[rows] = KRONROD.integrate(score_fn, ends[rows], s_ends[rows], further)
         ratio[rows] += value
         gap[rows] += its_gap.abs()
         ends[rows] = further

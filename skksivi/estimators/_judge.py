@@ -203,6 +203,8 @@ def _own_parameters(score: Score, sample: ImportanceSample) -> tuple[np.ndarray,
 def _direction(x: Tensor, a: Tensor, score: Score) -> str:
     """Describe a linear function a (n,) of draws x (n, d) by its largest correlations."""
     r = torch.corrcoef(torch.cat([a[None], x.mT]))[0, 1:].nan_to_num(0)
+    if r.abs().max() > 0.995:  # a coordinate
+        return score.label(int(r.abs().argmax()))
     largest = r.abs().argsort(descending=True)[:3].tolist()
     return f"the direction with correlations {', '.join(f'{r[i]:+.2f} with {score.label(i)}' for i in largest)}"
 

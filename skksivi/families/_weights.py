@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array
 from skksivi._utils.psis import most_trusted, pareto_smoothed, standard_error
-from skksivi.coordinates._lines import KRONROD, SIMPSON, in_panels, log_ratio
+from skksivi.coordinates._lines import in_panels, log_ratio
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._density import N_DRAWS, LogDensity
 from skksivi.families._derived import DefensiveMixture, asks_for_score, knows_density, sampler_density
@@ -444,7 +444,7 @@ def _by_lines(
     u, at_centres = whitening.map.whiten(y), whitening.map.whiten(centres)
     nearest = torch.cdist(u, at_centres).nan_to_num(math.inf).argmin(1)
     known = heights[nearest] - log_scale
-    integral, gap = _by_few_points(score_u, at_centres, u, nearest, known - log_m, most_gap / 5)
+    integral, gap = _by_few_points(score_u, at_centres, u, nearest, known - log_m, most_gap)
     log_p = known + integral
     rough = _matters(integral, known - log_m, gap, most_gap)
     if not (gap < most_gap).any():
@@ -462,16 +462,16 @@ def _by_few_points(
     score_u: ScoreFunction, a: Tensor, u: Tensor, nearest: Tensor, others: Tensor, most_gap: float
 ) -> tuple[Tensor, Tensor]:
     """Return integrals (n,) of a score to points u (n, d) from the nearest of others, a (k, d), and their gaps: by
-    Simpson's rule, or by Kronrod's where its gap exceeds the most, given the others that are in the log-weights.
+    panels, more where their gap exceeds the most, given the others that are in the log-weights.
     """
     lengths = (u - a[nearest]).norm(dim=1) / (math.sqrt(u.shape[1]) + 3)
     lengths = lengths.nan_to_num(1.0, posinf=1.0).clamp_max(1e6)
     of_normal = (a.square().sum(1)[nearest] - u.square().sum(1)) / 2
     integral, gap = torch.zeros_like(lengths), torch.full_like(lengths, math.inf)
-    for rule, n in ((SIMPSON, 1), (KRONROD, 1), (KRONROD, 4)):  # the first panel, in parts
+    for n in (1, 4):  # parts of the first panel
         rough = _matters(integral, others, gap, most_gap).nonzero()[:, 0]
         for k, rows in _groups(nearest, rough):
-            ratio, gap[rows] = in_panels(lambda u: score_u(u) + u, a[k], u[rows], n * lengths[rows], rule)
+            ratio, gap[rows] = in_panels(lambda u: score_u(u) + u, a[k], u[rows], n * lengths[rows])
             integral[rows] = of_normal[rows] + ratio
     return integral, gap
 

@@ -15,7 +15,7 @@ from skksivi._utils.arrays import as_array, as_tensor
 from skksivi._utils.control_variates import controlled, second_order, stein_features
 from skksivi._utils.psis import pareto_smoothed
 from skksivi.coordinates._affine import Affine, standard_normal
-from skksivi.coordinates._lines import SIMPSON, checked_density, kronrod
+from skksivi.coordinates._lines import LOBATTO, checked_density, kronrod
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.mixing import GaussianMixtureDraws, log_student
@@ -33,7 +33,7 @@ N_DRAWS, LEAST_POINTS = 512, 2000
 DF, WIDER = 2, 0.25
 
 
-#: The error of Simpson's rule along a line, in nats, above which that has more nodes.
+#: The error of Lobatto's rule along a line, in nats, above which that has more nodes.
 MAX_ERROR = 0.1
 
 
@@ -358,13 +358,13 @@ def along_lines(
     r"""Return the score at u (n, d), and :math:`\log p(u) / q(u)` up to a constant, by the score alone.
 
     It is the integral of :math:`s_p - s_q` from the nearest point where log p is known, smooth where they are alike:
-    by Simpson's rule and, where that is wrong for :math:`s_q`, whose integral is known, by Kronrod's.
+    by Lobatto's rule and, where that is wrong for :math:`s_q`, whose integral is known, by Kronrod's.
     """
     origins, nearest = known.mixture.means, known.nearest(u)
     start, log_q = origins[nearest], q.log_density(origins)
     s_start, s_q_start = (score(origins).detach()[nearest] for score in (score_u, q.score))
-    ratio, _, s = SIMPSON.integrate(score_u, start, s_start, u)
-    of_q = SIMPSON.integrate(q.score, start, s_q_start, u)[0]
+    ratio, _, s = LOBATTO.integrate(score_u, start, s_start, u)
+    of_q = LOBATTO.integrate(q.score, start, s_q_start, u)[0]
     ratio = ratio - of_q
     rows = (of_q - q.log_density(u) + log_q[nearest]).abs() > MAX_ERROR
     if rows.any():

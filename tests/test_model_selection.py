@@ -434,7 +434,7 @@ def test_a_search_survives_a_killed_worker(cluster, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore:A candidate of this search")
 def test_candidates_of_a_fold_find_the_same_coordinates():
     q = KSIVIApproximator(max_iter=1, random_state=0).set_params(whiten__budget=1000)
     other = clone(q).set_params(learning_rate=0.1, batch_size=8, hidden_layer_sizes=(3,), max_iter=2)

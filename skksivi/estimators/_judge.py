@@ -60,7 +60,8 @@ def judged(fit: Fit, score: Score, seed: int, n_values: int, most: int | None = 
     score.tally.begin(CERTIFICATE)
     found = judge(fit.sampler, score, seed, n_values, most)
     if not found.verdict.good:
-        remedy = remedy_of(fit.sampler, score, found.verdict)
+        refines = found.sample is not None and found.sample.trusted and found.verdict.errors is not None
+        remedy = remedy_of(fit.sampler, score, refines=refines)
         found = found._replace(verdict=replace(found.verdict, remedy=remedy))
     certificate = None if found.sample is None else found.sample.finite_certificate()
     return fit._replace(report={**fit.report, "certificate_": certificate, "verdict_": found.verdict}), found
@@ -340,13 +341,13 @@ def _more(whitening: object) -> str:
     return "raise the `effort` of whiten=Pilot(...), " if has_more else ""
 
 
-def remedy_of(sampler: Sampler, score_fn: Score, verdict: Verdict | None = None) -> str:
+def remedy_of(sampler: Sampler, score_fn: Score, *, refines: bool = False) -> str:
     """Return the advice for a poor fit, depending on what is known of it and how its coordinates were found."""
     whitening = sampler.attributes()["whitening_"]
     if isinstance(whitening, Whitening) and whitening.sd is not None:
         first = _first_remedy(whitening, score_fn) if whitening.is_rough else ""
-        refine = verdict is not None and verdict.errors is not None and knows_density(sampler)
-        more = "correct the fit by `skksivi.refine`, " if refine else _more(whitening)
+        refines = refines and knows_density(sampler)
+        more = "correct the fit by `skksivi.refine`, " if refines else _more(whitening)
         return f"{first}{more}start near a mode by `init`, or reparametrise the model to avoid funnels and spikes"
     if isinstance(whitening, Whitening) and not isinstance(whitening.map, Identity):
         return "set whiten='auto', or raise `max_iter`"

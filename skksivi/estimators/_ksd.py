@@ -231,7 +231,8 @@ class SteinTrained(Trained, Generic[F]):
         with run.tally.reserving(N_RESERVED):
             done = self._minimise(objective, family, sampler_of, run, before=watches, after=hooks, resume=saved.state)
             made_by = "path gradient" if by_path else "kernel Stein discrepancy"
-            if isinstance(done.ended_by, FloatingPointError) and self.train == "auto" and before.report["verdict_"]:
+            by_itself = self.train == "auto" and self._is_at_pilot(start)
+            if isinstance(done.ended_by, FloatingPointError) and by_itself:
                 return before._replace(remark=f"A training of it failed: {done.ended_by}.")
             found = run.keep(trained_fit(done, watches, sampler_of, family, start, made_by))
         if done.ended_by is not None and not isinstance(done.ended_by, BudgetError):

@@ -268,11 +268,10 @@ def test_a_spent_budget_leaves_the_best_points(monkeypatch):
         assert not whitening.converged
 
 
-@pytest.mark.parametrize("has_density", [False, True])
-def test_of_rough_points_the_nearest_to_the_target_are_taken(has_density):
+def test_of_rough_points_the_nearest_to_the_target_are_taken():
     """Wherever they come in the order in which they were found: an overly wide, a right and a narrow set."""
-    noise, score = torch.randn(200, 3, generator=generator()).double(), in_double(torch.neg, 3)
-    score = replace(score, log_prob=lambda x: -x.square().sum(1) / 2) if has_density else score
+    noise = torch.randn(200, 3, generator=generator()).double()
+    score = replace(in_double(torch.neg, 3), log_prob=lambda x: -x.square().sum(1) / 2)
     for scales in itertools.permutations([30.0, 1.2, 0.1]):
         known = Known(score, noise[:1], True, Pilot(), generator(), False)
         for scale in scales:

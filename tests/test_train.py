@@ -116,6 +116,19 @@ def test_a_fit_says_how_it_was_made(parameters, made, quiet):
         assert f"by {made}, from" in re.sub(r"\s+", " ", str(report))
 
 
+def test_a_training_that_nobody_asked_for_returns_its_start_where_it_fails(monkeypatch):
+    def fails(*_):
+        raise FloatingPointError("the loss is not finite")
+
+    monkeypatch.setattr("skksivi.estimators._ksd.SteinTrained._needs_training", lambda *_: True)
+    monkeypatch.setattr("skksivi.training._loop._check_finite", fails)
+    with pytest.warns(ConvergenceWarning, match="A training of it failed: the loss is not finite"):
+        q = KSIVIApproximator(random_state=0).fit(gaussian_score, n_features=2)
+    assert q.fitted_by_ == "importance sampling"
+    with pytest.raises(FloatingPointError, match="the loss is not finite"):
+        KSIVIApproximator(train=True, random_state=0).fit(gaussian_score, n_features=2)
+
+
 def test_the_log_says_how_a_fit_was_made(caplog):
     fit(verbose=1)
     assert caplog.messages[-1].endswith("; fitted by importance sampling")

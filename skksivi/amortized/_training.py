@@ -255,9 +255,7 @@ def fit_scores(
             s_q = torch.autograd.grad(log_q.sum(), x, create_graph=True)[0]
             L, has = places.L.detach(), known[index]
             gap = ((s_q - pairs.s[index].nan_to_num(0.0, 0.0, 0.0))[:, None] @ L)[:, 0]
-            square = 25 * torch.log1p(
-                gap.square().sum(1) / (25 * d)
-            )  # bounded from lengths on at which drifts are clipped
+            square = 25 * torch.log1p(gap.square().sum(1) / (25 * d))  # as of lengths from which drifts are clipped
             distance = (square * has).sum() / has.sum().clamp_min(1)
             likelihood = (log_q * exact[index]).sum() / exact[index].sum().clamp_min(1)
             return terms.scores * distance - terms.likelihood * likelihood

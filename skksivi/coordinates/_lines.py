@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -53,46 +52,13 @@ def along_chord(score_fn: ScoreFunction, x: Tensor, s_x: Tensor, y: Tensor, s_y:
     return lobatto(s_x, s_1, s_2, s_y, y - x)
 
 
-class Rule(NamedTuple):
-    """The nodes (n,) of a rule for integrals over [0, 1], both ends among them, its weights, and those of a coarser
-    rule.
-    """
-
-    nodes: tuple[float, ...]
-    weights: tuple[float, ...]
-    coarse: tuple[float, ...]
-
-    def integrate(self, score_fn: ScoreFunction, a: Tensor, s_a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log p(b) - log p(a) of points a, b (n, d), its difference from the coarser rule, and the score at b,
-        given that at a.
-        """
-        x = torch.stack([torch.lerp(a, b, t) for t in self.nodes[1:]])
-        s = torch.cat([s_a[None], score_fn(x.flatten(0, 1)).detach().view(x.shape)])
-        slopes = (s * (b - a)).sum(2)
-        weights, coarse = a.new_tensor(self.weights), a.new_tensor(self.coarse)
-        return weights @ slopes, (weights - coarse) @ slopes, s[-1]
-
-
-_OUTER, _INNER = math.sqrt(2 / 3) / 2, 1 / math.sqrt(5) / 2
-
-#: Lobatto's rule of four points and the trapezoid rule.
-LOBATTO = Rule((0, 0.5 - _INNER, 0.5 + _INNER, 1), (1 / 12, 5 / 12, 5 / 12, 1 / 12), (1 / 2, 0, 0, 1 / 2))
-
-#: Kronrod's extension of it, to seven (Gander and Gautschi 2000, BIT 40(1)).
-KRONROD = Rule(
-    (0, 0.5 - _OUTER, 0.5 - _INNER, 0.5, 0.5 + _INNER, 0.5 + _OUTER, 1),
-    tuple(w / 2940 for w in (77, 432, 625, 672, 625, 432, 77)),
-    tuple(w / 12 for w in (1, 0, 5, 0, 5, 0, 1)),
-)
-
-
 def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Integrate the score along lines by Kronrod's rule of seven points.
+    r"""Integrate the score along lines by Kronrod's extension of Lobatto's rule of four points, to seven.
 
     Parameters
     ----------
     score_fn : callable
-    a : Tensor of shape (1, d) or (n, d)
+    a : Tensor of shape (d,) or (n, d)
     b : Tensor of shape (n, d)
 
     Returns
@@ -101,8 +67,19 @@ def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
         :math:`\log p(b) - \log p(a)`.
     gap : Tensor of shape (n,)
         The difference from Lobatto's rule; the error is much smaller.
+
+    References
+    ----------
+    Gander, W. and Gautschi, W. (2000). Adaptive quadrature: revisited. BIT 40(1).
     """
-    return KRONROD.integrate(score_fn, a.expand_as(b), score_fn(a).detach().expand_as(b), b)[:2]
+    outer, inner = math.sqrt(2 / 3), 1 / math.sqrt(5)
+    nodes = a.new_tensor([1 - outer, 1 - inner, 1, 1 + inner, 1 + outer, 2])
+    points = torch.lerp(a, b, nodes[:, None, None] / 2)
+    s_a, s = score_fn(a.reshape(-1, a.shape[-1])).detach(), score_fn(points.flatten(0, 1)).detach().view(points.shape)
+    f1, f2, f3, f4, f5, f_b = (s * (b - a)).sum(-1)
+    ends = (s_a * (b - a)).sum(-1) + f_b
+    ratio = (77 * ends + 432 * (f1 + f5) + 625 * (f2 + f4) + 672 * f3) / 2940
+    return ratio, ratio - (ends + 5 * (f2 + f4)) / 12
 
 
 def in_panels(score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,17 +99,16 @@ def in_panels(score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor) ->
     log_ratio, gap : Tensor of shape (n,)
         As by `kronrod`, the gaps added up.
     """
-    ends, s_ends = a.expand_as(b).clone(), score_fn(a[None]).detach().expand_as(b).clone()
-    ratio, gap, reached = a.new_zeros(3, len(b)).unbind()
-    rows = torch.arange(len(b), device=a.device)
-    while rows.numel():
-        reached[rows] = (4 * reached[rows]).clamp_min(1)
+    ends = torch.lerp(a, b, (1 / lengths.clamp_min(1))[:, None])
+    ratio, gap = kronrod(score_fn, a, ends)
+    gap, reached = gap.abs(), torch.ones_like(lengths)
+    while (rows := (lengths > reached).nonzero()[:, 0]).numel():
+        reached[rows] *= 4
         further = torch.lerp(a, b[rows], (reached[rows] / lengths[rows]).clamp_max(1)[:, None])
-        value, its_gap, s_ends[rows] = KRONROD.integrate(score_fn, ends[rows], s_ends[rows], further)
-        ratio[rows] += value
+        more, its_gap = kronrod(score_fn, ends[rows], further)
+        ratio[rows] += more
         gap[rows] += its_gap.abs()
         ends[rows] = further
-        rows = rows[lengths[rows] > reached[rows]]
     return ratio, gap
 
 

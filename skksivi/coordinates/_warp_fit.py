@@ -87,7 +87,7 @@ def _parents(t: Tensor, gain: Tensor, partial: Tensor) -> list[Parents]:
         drive = [j for j in gain[:, i].argsort(descending=True).tolist() if net[j, i] > 0 and place[j] < place[i]]
         near = [j for j in partial[i].argsort(descending=True).tolist() if partial[i, j] > neighbour]
         lines = [j for j in near if place[j] < place[i]][:5]
-        drivers = _chosen(t, i, lines, drive[:8])
+        drivers = _chosen(t, i, lines, drive)
         parents.append(Parents(drivers, [*drivers, *(j for j in lines if j not in drivers)] if drivers else []))
     return parents
 
@@ -105,11 +105,8 @@ def _pair_gains(z: Tensor, r: Tensor) -> Tensor:
     location = (bent - C * skew).abs() / (variance * squares.square().mean(0)[:, None]).sqrt()
     scale = (z.mT @ (r.square() - 1) / n - 2 * C * bent + C.square() * skew).abs() / variance / math.sqrt(2)
     signal = torch.maximum(location, scale)
-    signal = torch.maximum(signal, signal.mT).fill_diagonal_(0)
-    seen = signal > 4.0 / math.sqrt(n)  # standard errors of a correlation
-    # points of chains that are far from each other make nearly all pairs seem to be one
-    seen &= signal >= signal.topk(min(d, 10)).values[:, -1:]
-    pairs = (seen | seen.mT).nonzero()
+    seen = torch.maximum(signal, signal.mT) > 4.0 / math.sqrt(n)  # standard errors of a correlation
+    pairs = seen.fill_diagonal_(False).nonzero()
     gain = z.new_zeros(d, d)
     for part in pairs.split(256):
         j, i = part.unbind(1)

@@ -42,6 +42,12 @@ MAX_RHAT = 1.2
 #: Returns a pilot with more points, in the coordinates of a map, and adds to what was drawn.
 Refine = Callable[[Affine, PilotPoints, list[BatchedDraws]], PilotPoints]
 
+
+def as_they_are(_metric: Affine, points: PilotPoints, _drawn: list[BatchedDraws]) -> PilotPoints:
+    """Return a pilot without more points."""
+    return points
+
+
 #: Maps points x, their scores, points y and their scores, all (n, d), to log p(y) - log p(x), (n,).
 LogRatio = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

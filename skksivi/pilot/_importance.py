@@ -15,7 +15,7 @@ from skksivi._utils.arrays import as_array, as_tensor
 from skksivi._utils.control_variates import controlled, second_order, stein_features
 from skksivi._utils.psis import pareto_smoothed
 from skksivi.coordinates._affine import Affine, standard_normal
-from skksivi.coordinates._lines import LOBATTO, checked_density, kronrod
+from skksivi.coordinates._lines import checked_density, kronrod, lobatto, lobatto_nodes
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.mixing import GaussianMixtureDraws, log_student
@@ -23,7 +23,7 @@ from skksivi.pilot._faults import look_for_jump
 from skksivi.pilot._mixture import Components, covariance_root, fitted_mixture, score_matched
 from skksivi.pilot._points import PilotPoints, judge_weights, limit_of_divergence
 from skksivi.score._errors import BudgetError
-from skksivi.score._score import DifferentiableScore, Score
+from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
 
 #: Draws of a round, at least, and points of a pilot at least, filled up by draws of the mixture.
 N_DRAWS, LEAST_POINTS = 512, 2000
@@ -295,20 +295,15 @@ def resampled(
     return BatchedDraws(u[kept][i], s[i]), (float(J), float(se))
 
 
-def nearest_points(score: DifferentiableScore, found: Sequence[PilotPoints], generator: torch.Generator) -> int:
+def nearest_points(log_prob: ScoreFunction, found: Sequence[PilotPoints], generator: torch.Generator) -> int:
     """Return which of several sets of points has the mixture q with the largest E_p log q, by draws of all of them.
 
     Those of a set alone would not show what it lacks.
     """
     mixtures = [points.mixture or fitted(points.x, generator) for points in found]
-    together = Components.together(mixtures, [1 / len(mixtures)] * len(mixtures))
-    q, wide = together.draws(), HeavyTailed.wider(together.draws())
+    wide = HeavyTailed.wider(Components.together(mixtures, [1 / len(mixtures)] * len(mixtures)).draws())
     x = wide.sample(1024, generator)
-    if score.log_prob is None:
-        log_p = along_lines(score, q, _of_centre(together), x)[1] + q.log_density(x)
-    else:
-        log_p = score.log_prob(x).detach()
-    w = (log_p - wide.log_density(x)).nan_to_num(-math.inf, -math.inf, -math.inf).softmax(0)
+    w = (log_prob(x).detach() - wide.log_density(x)).nan_to_num(-math.inf, -math.inf, -math.inf).softmax(0)
     inside = w > 0
     values = [w[inside] @ each.draws().log_density(x[inside]) for each in mixtures]
     return int(torch.stack(values).nan_to_num(-math.inf).argmax())
@@ -361,16 +356,20 @@ def along_lines(
     by Lobatto's rule and, where that is wrong for :math:`s_q`, whose integral is known, by Kronrod's.
     """
     origins, nearest = known.mixture.means, known.nearest(u)
-    start, log_q = origins[nearest], q.log_density(origins)
-    s_start, s_q_start = (score(origins).detach()[nearest] for score in (score_u, q.score))
-    ratio, _, s = LOBATTO.integrate(score_u, start, s_start, u)
-    of_q = LOBATTO.integrate(q.score, start, s_q_start, u)[0]
-    ratio = ratio - of_q
-    rows = (of_q - q.log_density(u) + log_q[nearest]).abs() > MAX_ERROR
+    k, start, log_q = len(origins), origins[nearest], q.log_density(origins)
+    x = torch.cat([origins, *lobatto_nodes(start, u), u])
+    s, s_q = score_u(x).detach(), q.score(x)
+
+    def integral(s: Tensor) -> Tensor:
+        s_1, s_2, s_u = s[k:].chunk(3)
+        return lobatto(s[nearest], s_1, s_2, s_u, u - start)
+
+    ratio = integral(s - s_q)
+    rows = (integral(s_q) - q.log_density(u) + log_q[nearest]).abs() > MAX_ERROR
     if rows.any():
         ratio[rows] = kronrod(lambda x: score_u(x) - q.score(x), start[rows], u[rows])[0]
     at_origins = known.log_p - log_q
-    return s, ratio + (at_origins - at_origins[0])[nearest]
+    return s[-len(u) :], ratio + (at_origins - at_origins[0])[nearest]
 
 
 def target_moments(draws: BatchedDraws) -> TargetMoments:

@@ -121,7 +121,7 @@ def by_lines(
         value = heights[cell]
         for k in cell.unique().tolist():
             rows, centre = (cell == k).nonzero()[:, 0], cells.maps[k].m
-            ratio, gap = kronrod(score_fn, centre[None], x[rows])
+            ratio, gap = kronrod(score_fn, centre, x[rows])
             rough = ~(gap.abs() < 0.05)  # nats
             if rough.any():
                 ratio[rough] = log_ratio(score_fn, centre, x[rows[rough]])

@@ -22,8 +22,8 @@ from torch import Tensor
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Grade
-from skksivi.pilot._chains import ChainEnsemble
-from skksivi.pilot._importance import PLAIN, BatchedDraws, fitted, pilot_with, plain_moments, resampled
+from skksivi.pilot._chains import ChainEnsemble, as_they_are
+from skksivi.pilot._importance import PLAIN, fitted, pilot_with, plain_moments, resampled
 from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of, matched
 from skksivi.pilot._mode_weights import image_of_pilot, mix
 from skksivi.pilot._modes import ModeMaps
@@ -150,7 +150,7 @@ def fitted_image(score: Score, modes: ModeMaps, generator: torch.Generator) -> P
     """Return points of one image by importance, from a mixture that is fitted to chains and then again and again to
     its draws; None if few of them count or their errors stay large.
     """
-    *_, found = ChainEnsemble(score, matched(score, modes.maps[0], generator), generator, _as_they_are).stage(80)
+    *_, found = ChainEnsemble(score, matched(score, modes.maps[0], generator), generator, as_they_are).stage(80)
     map_ = gaussian_of(found.x)
     score_u, x, drawn = map_.pull_back(score), map_.whiten(found.x), list[Tensor]()
     mixture, n_rounds = fitted(x, generator).of_widths((1.0, 3.0), (0.6, 0.4)), 12
@@ -168,7 +168,3 @@ def fitted_image(score: Score, modes: ModeMaps, generator: torch.Generator) -> P
             return pilot_with(u, by)._replace(verdict=verdict, mixture=mixture).unwhitened(map_)
         mixture = fitted_mixture([u], generator) if i < 2 else mixture.fitted_to(u, 20.0 * u.shape[1])
     return None
-
-
-def _as_they_are(_metric: Affine, points: PilotPoints, _drawn: list[BatchedDraws]) -> PilotPoints:
-    return points

@@ -22,10 +22,9 @@ from skksivi.coordinates._whitening import LONG_CHAINS, Attempt
 from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.parameters import Pilot
-from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble, Refine
+from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble, Refine, as_they_are
 from skksivi.pilot._faults import fault_of_noise, look_for_jump
 from skksivi.pilot._importance import (
-    BatchedDraws,
     nearest_points,
     pilot_of_mixture,
     standard_pilot,
@@ -185,14 +184,17 @@ class Known:
             self.points, self.modes_of_points = points, self.modes
 
     def take_best(self) -> None:
-        """Take those of all points, none of which is good, that are nearest to the target by weighted draws."""
-        now = self.points
-        if now is None or now.judged().grade > Grade.ROUGH or self.n_features >= MANY_FEATURES:
+        """Take those of all points, none of which is good, that are nearest to the target by weighted draws.
+
+        The last stay where log p is not known: its integrals to points far off cannot be trusted.
+        """
+        now, log_prob = self.points, self.score.log_prob
+        if now is None or now.judged().grade > Grade.ROUGH or self.n_features >= MANY_FEATURES or log_prob is None:
             return
         found = [(now, self.modes_of_points), *reversed(self.others)]
         found = [each for each in found if each[0].warp is None]
         if now.warp is None and len(found) > 1:
-            i = nearest_points(self.score, [points for points, _ in found], self.generator)
+            i = nearest_points(log_prob, [points for points, _ in found], self.generator)
             self.points, self.modes_of_points = found[i]
 
 
@@ -581,7 +583,3 @@ class LongChains:
 
     def _are_apart(self, found: PilotPoints, before: PilotPoints) -> bool:
         return bool(found.map().whiten(before.x).square().mean(1).median() > THRESHOLDS.far_apart)
-
-
-def as_they_are(_metric: Affine, points: PilotPoints, _drawn: list[BatchedDraws]) -> PilotPoints:
-    return points

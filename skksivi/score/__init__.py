@@ -10,6 +10,7 @@ from skksivi.score._score import (
     ScoreFunction,
     ScoreWithProduct,
     Tempered,
+    UntriedScore,
     autograd_pullback,
 )
 from skksivi.score._tally import Stage, Tally
@@ -18,6 +19,6 @@ from skksivi.score._workers import ByWorkers
 
 __all__ = [
     "REJECTIONS", "BudgetError", "ByWorkers", "DifferentiableScore", "HasLogProb", "Score", "ScoreFunction",
-    "ScoreWithProduct", "Stage", "Tally", "Tempered", "autograd_pullback", "choose_product", "first_points",
-    "in_double", "in_parts", "probe", "resolve_score",
+    "ScoreWithProduct", "Stage", "Tally", "Tempered", "UntriedScore", "autograd_pullback", "choose_product",
+    "first_points", "in_double", "in_parts", "probe", "resolve_score",
 ]  # fmt: skip

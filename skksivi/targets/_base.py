@@ -16,7 +16,7 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array
 from skksivi._utils.numbers import check_integer
-from skksivi.score import ByWorkers, HasLogProb, ScoreFunction, ScoreWithProduct, autograd_pullback
+from skksivi.score import ByWorkers, HasLogProb, ScoreFunction, ScoreWithProduct, UntriedScore, autograd_pullback
 
 #: Maps points and rows of the data, both tensors or both arrays, to scores.
 RowsScore = Callable[[Any, Any], Any]
@@ -168,7 +168,7 @@ class Target:
 
 
 class _ScoreTarget(Target):
-    def __init__(self, score_fn: Callable[[Any], Any], n_features: int) -> None:
+    def __init__(self, score_fn: UntriedScore, n_features: int) -> None:
         self._score_fn = score_fn
         self.n_features = n_features
 
@@ -432,7 +432,7 @@ def from_rows(score_fn: RowsScore, *, n_rows: int, n_features: int) -> _RowsTarg
 
 
 def from_score_fn(
-    score_fn: Callable[[Any], Any],
+    score_fn: UntriedScore,
     n_features: int,
     *,
     products: str = "auto",

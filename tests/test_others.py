@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -405,6 +406,20 @@ def test_modes_beyond_a_valley_of_zero_density_weigh_what_they_should(init):
     above, below = (t**4 * np.exp(-((sign * t - 0.1) ** 2) / 2) for sign in (1, -1))
     share = above.sum() / (above.sum() + below.sum())
     assert abs((q.sample(20_000, random_state=0)[:, 0] > 0).mean() - share) < 0.05
+
+
+@pytest.mark.parametrize(("d", "at"), [(2, 0.3), (4, -0.5), (7, 0.2)])
+def test_a_slanted_valley_of_zero_density_is_no_jump(d, at):
+    """The modes are less than four standard deviations from each other, and nothing is told."""
+    v = np.linspace(-1, 1, d) / np.linalg.norm(np.linspace(-1, 1, d))
+    log_prob = lambda x: 2 * (x @ x.new_tensor(v) - at).abs().log() - x.square().sum(1) / 2  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        q = KSIVIApproximator(random_state=0).fit(from_log_prob(log_prob, d))
+    assert q.n_score_calls_ < 40_000
+    t = np.linspace(-10, 10, 20_001)
+    mass = (t - at) ** 2 * np.exp(-(t**2) / 2)
+    assert abs((q.sample(20_000, random_state=0) @ v > at).mean() - mass[t > at].sum() / mass.sum()) < 0.05
 
 
 def test_the_score_alone_does_not_tell_weights_beyond_a_valley():

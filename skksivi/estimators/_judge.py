@@ -161,7 +161,7 @@ def _errors(rows: WeightedRows, f: np.ndarray, g: np.ndarray) -> Errors:
 
     Tails may be so heavy that there is no standard deviation to be known; then quantiles and tails decide.
     """
-    found = Errors.between(Numbers.of_draws(g, LEVELS), rows.numbers(f, g, LEVELS))
+    found = Errors.less_fit(Numbers.of_draws(g, LEVELS), rows.numbers(f, g, LEVELS, less_fit=True))
     low, high = np.quantile(g, [0.001, 0.999], axis=0)
     sides = [rows.means(x.astype(float), y.astype(float)) for x, y in ((f < low, g < low), (f > high, g > high))]
     beyond, beyond_se = (np.array(parts) for parts in zip(*sides, strict=True))
@@ -184,7 +184,7 @@ def _own_parameters(score: Score, sample: ImportanceSample) -> tuple[np.ndarray,
     if score.constrain is None:
         return None
     try:
-        found = [score.constrain(X) for X in (sample.X, sample.draws[:4000])]
+        found = [score.constrain(X) for X in (sample.X, sample.draws)]
     except Exception:  # a fit is not to fail by this, whatever a model may raise
         return None
     names = [

@@ -76,6 +76,11 @@ class Errors(NamedTuple):
             np.hypot(posterior.quantiles_se, fit.quantiles_se) / unit,
         )
 
+    @classmethod
+    def less_fit(cls, fit: Numbers, posterior: Numbers) -> Errors:
+        """Return the errors of the numbers of a fit, given the posterior's with the standard errors of the differences."""
+        return cls.between(Numbers(*fit[:3], *(np.zeros_like(a) for a in fit[3:])), posterior)
+
     def _parts(self) -> list[tuple[str, np.ndarray, np.ndarray, float]]:
         """Return the kinds of numbers, each with its errors (k,), their standard errors and the limit.
 

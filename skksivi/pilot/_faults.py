@@ -86,8 +86,11 @@ def fault_of_jump(score: Score, x: Tensor) -> str | None:
         is_second = second.abs() > first.abs()
         a, b = a.where(~is_second[:, None], middle), b.where(is_second[:, None], middle)
         left = second.where(is_second, first)
+    # beside a pole of the score, where p is zero, integrals over ever shorter lines do not vanish
+    steepest = torch.stack([score(end).detach().norm(dim=1) for end in (a, b)]).amax(0)
+    left = left * (steepest * (b - a).norm(dim=1) < left.abs() / 4)
     k = left.abs().argmax()
-    if _is_rounding(score, excess, a[k], way[k], left[k].abs()):
+    if not left[k].abs() > 0.1 or _is_rounding(score, excess, a[k], way[k], left[k].abs()):
         return None
     return _words_of_jump(score, a[k], b[k], left[k].item())
 

@@ -225,8 +225,7 @@ def all_modes(
     for _ in range(10):
         n_each = max(4, n_starts // (2 * len(kinds)))
         u = ascended(score_u, torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in kinds)]))
-        is_other = u.square().sum(1) > 4 * min(u.shape[1], BACK)
-        new = _new_modes(score_fn, found, u[is_other])
+        new = _new_modes(score_fn, found, u)
         ended = (len(u), sum(int(_near(a, mode, u).sum()) for a in new))
         kinds.extend(new)
         found.extend(new)

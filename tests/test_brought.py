@@ -414,6 +414,27 @@ def test_a_jump_is_told_with_its_place(seed):
     assert q.n_score_calls_ < 60_000
 
 
+@pytest.mark.parametrize(("seed", "tau", "prior"), [(0, 0.1, 1e-4), (1, 0.5, 0.0)])
+def test_a_score_with_kinks_at_the_mode_has_a_scale(seed, tau, prior):
+    """The check loss of a quantile regression, whose curvature is that of the prior."""
+    rng = np.random.RandomState(seed)
+    X, y = torch.from_numpy(np.stack([np.ones(80), rng.normal(size=80)], 1)), torch.from_numpy(rng.standard_t(3, 80))
+
+    def log_prob(b):
+        u = y.to(b) - b @ X.to(b).mT
+        return -(u * (tau - (u < 0).to(b))).sum(1) - prior * b.square().sum(1) / 2
+
+    q = KSIVIApproximator(random_state=0, dtype="float64")
+    assert not words_of(lambda: q.fit(from_log_prob(log_prob, 2)))
+    assert q.n_score_calls_ < 30_000
+    grid = torch.cartesian_prod(*(torch.linspace(-4, 4, 401, dtype=torch.float64),) * 2)
+    p = log_prob(grid).softmax(0)
+    sd = (p @ grid.square() - (p @ grid) ** 2).sqrt()
+    draws = torch.from_numpy(q.sample(20_000))
+    assert ((draws.mean(0) - p @ grid).abs() < 0.1 * sd).all()
+    assert ((draws.std(0) / sd).log().abs() < 0.1).all()
+
+
 # Silence
 
 

@@ -100,6 +100,9 @@ def test_a_training_ends_when_the_judge_finds_no_error():
     far = WhenGood(lambda _: layer(1.0), SCORE, 0)
     assert not far(progress_of(LAYER.family))
     assert not WhenGood(lambda _: SimpleNamespace(), SCORE, 0)(progress_of(LAYER.family))
+    v, wide = torch.full((10, 1), 10**-0.5).double(), layer(d=10)  # 88% as wide along v, 99% in a coordinate
+    narrow = as_score(lambda x: -x - 0.3 * x @ v.to(x) @ v.to(x).mT, d=10)
+    assert not WhenGood(lambda _: wide, narrow, 0)(progress_of(wide.family))
 
 
 # Its mean

@@ -296,10 +296,6 @@ def check_variances(view: View, moments: SteinMoments) -> Check:
     return judged("Stein variances", value, text, remedy)
 
 
-#: The share of the draws that count as farthest out.
-FARTHEST = 0.001
-
-
 class LargestDifference(NamedTuple):
     """The largest difference of ends and draws over directions, its Bonferroni p-value, and the direction."""
 
@@ -336,7 +332,7 @@ def ends_beyond(draws: Tensor, ends: Tensor) -> LargestDifference:
     m further draws with the probability :math:`\mathrm{Beta}(r, n + 1 - r)`. The mean over times varies
     less.
     """
-    n, m, r = len(draws), ends.shape[1], max(1, round(FARTHEST * len(draws)))
+    n, m, r = len(draws), ends.shape[1], max(1, round(THRESHOLDS.tail * len(draws)))
     beyond = (ends > draws.topk(r, dim=0).values[-1]).double().sum(1).mean(0)
     most = beyond.max().item()
     pvalue = draws.shape[1] * float(betabinom.sf(math.floor(most) - 1, m, r, n + 1 - r))
@@ -365,14 +361,11 @@ def mass_beyond(draws: Tensor, at_rows: Tensor, rows: WeightedRows) -> LargestDi
     """Find the direction in which most of the target's mass lies beyond the farthest of the draws (n, k), by weighted
     rows (m, k), beyond its standard errors.
     """
-    limits = draws.topk(max(1, round(FARTHEST * len(draws))), dim=0).values[-1]
+    limits = draws.topk(max(1, round(THRESHOLDS.tail * len(draws))), dim=0).values[-1]
     share, se = rows.means(*(as_array((h > limits).double()) for h in (at_rows, draws)))
-    z = (share - FARTHEST) / np.maximum(se, np.finfo(np.float64).tiny)
-    k = int(
-        np.where(share > THRESHOLDS.beyond, z, -np.inf).argmax()
-        if (share > THRESHOLDS.beyond).any()
-        else share.argmax()
-    )
+    z = (share - THRESHOLDS.tail) / np.maximum(se, np.finfo(np.float64).tiny)
+    matters = share > THRESHOLDS.tail + THRESHOLDS.beyond
+    k = int(np.where(matters, z, -np.inf).argmax() if matters.any() else share.argmax())
     return LargestDifference(float(share[k]), min(1.0, draws.shape[1] * float(norm.sf(z[k]))), k)
 
 
@@ -397,7 +390,7 @@ def _weighted_tails(view: View, cells: Cells, sample: ImportanceSample) -> Check
     some = sample.draws[: 2**23 // (4 * view.x.shape[1] + 1)]
     draws, at_rows = (_sides(heights(cells, torch.as_tensor(X).to(view.x))) for X in (some, sample.X))
     beyond = mass_beyond(draws, at_rows, sample.rows)
-    return _tails(view, cells, beyond, "of the mass, by weights, lies", THRESHOLDS.beyond)
+    return _tails(view, cells, beyond, "of the mass, by weights, lies", THRESHOLDS.tail + THRESHOLDS.beyond)
 
 
 def _sides(h: Tensor) -> Tensor:
@@ -410,7 +403,7 @@ def _tails(view: View, cells: Cells, beyond: LargestDifference, what: str, most:
     share, pvalue, k = beyond
     d = view.x.shape[1]
     where = _in_words(view, cells, k) if k <= 2 * d else f"{_in_words(view, cells, k - 2 * d)}, below"
-    text = f"{share:.1%} {what} beyond {1 - FARTHEST:.1%} of the draws {where}, p = {pvalue:.2g}"
+    text = f"{share:.1%} {what} beyond {1 - THRESHOLDS.tail:.1%} of the draws {where}, p = {pvalue:.2g}"
     todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
     remedy = f"The target has tails that the fit lacks, {where}: {todo}."
     return judged("tails", share, text, remedy if share > most and pvalue < MAX_PVALUE else None)

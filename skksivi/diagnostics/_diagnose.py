@@ -77,7 +77,7 @@ def diagnose(
         draws are right. Warns above 1% if p < 0.01, with Bonferroni's correction for the directions: the target has
         tails, or a side, where there are no draws. The ends are means over six times late in the chains, which makes
         false alarms rarer than p suggests. No density is needed. Where the weights are reliable, also the share of
-        the target's mass there, which may not exceed 0.4%.
+        the target's mass there, which may not exceed 0.5%.
     "shape"
         Kolmogorov's distance of the ends of these chains from the draws, in the same directions. Warns above 0.15 if
         p < 0.01, with Bonferroni's correction: the chains leave every distribution but the target's.

@@ -79,7 +79,8 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
     V = None if costly else _suspects(sampler, score, seed)
     has_fault = score.tally.fault is not None  # such as noise, which more draws do not lower
     for times in () if costly else (1,) if has_fault else (1, 4, 16):  # more draws where fewer leave a doubt
-        if times == 16 and 4 * (score.tally.total - before) > (spent if _is_contrary(verdict) else spent / 10):
+        most_spent = spent if sample is not None and _is_doubtful(verdict, sample) else spent / 10
+        if times == 16 and 4 * (score.tally.total - before) > most_spent:
             break
         before = score.tally.total
         if (more := weighted_draws(sampler, score.double, seed ^ 1, times)) is None:
@@ -99,16 +100,24 @@ def _is_open(verdict: Verdict, sample: ImportanceSample) -> bool:
     if verdict.errors is None or verdict.grade == Grade.ROUGH:
         return True
     near = verdict.errors.worst(THRESHOLDS.n_se).excess > THRESHOLDS.near
-    return near or verdict.errors.se > 1 or sample.lost > THRESHOLDS.near * THRESHOLDS.beyond
+    return near or verdict.errors.se_of_moments > 1 or sample.lost > THRESHOLDS.near * THRESHOLDS.beyond
 
 
-def _is_contrary(verdict: Verdict) -> bool:
-    """Tell whether a verdict is good although a mean or an sd seems to be off by more than its limit."""
-    return verdict.good and verdict.errors is not None and verdict.errors.of_moments > 1
+def _is_doubtful(verdict: Verdict, sample: ImportanceSample) -> bool:
+    """Tell whether a verdict is good although a mean or an sd seems to be off by more than its limit, or rough only
+    since the numbers are not known well enough.
+    """
+    if verdict.good:
+        return verdict.errors is not None and verdict.errors.of_moments > 1
+    return verdict.grade == Grade.ROUGH and sample.trusted
 
 
-def surely_good(verdict: Verdict, sample: ImportanceSample) -> bool:
-    """Tell whether no error is near its limit, and all are known within theirs."""
+@torch.no_grad()
+def surely_good(sampler: Sampler, score: Score, seed: int) -> bool:
+    """Tell whether some weighted draws find no error near its limit, and know all within theirs."""
+    if not isinstance(sampler, Layer) or (sample := weighted_draws(sampler, score.double, seed ^ 1)) is None:
+        return False
+    verdict = of_weights(sample, score, sampler.whitening, _suspects(sampler, score, seed))
     return verdict.good and not _is_open(verdict, sample)
 
 
@@ -144,16 +153,14 @@ def of_weights(
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # of constants
         found = [_errors(sample.rows, f, g) for f, g in columns]
     errors = Errors(*(np.concatenate(parts, -1) for parts in zip(*found, strict=True)))
-    if not reliable:
-        return Verdict(Grade.ROUGH, reason, errors=errors)
-    if (worst := errors.worst(THRESHOLDS.n_se)).excess > 1:
+    words = words_of(errors.worst(0), names.__getitem__)
+    if reliable and (worst := errors.worst(THRESHOLDS.n_se)).excess > 1:
         return Verdict(Grade.WRONG, words_of(worst, names.__getitem__), errors=errors)
-    if errors.se > THRESHOLDS.most_se:
-        reason = (
-            f"standard errors of means or standard deviations are up to {errors.se:.1f} times what these may be off"
-        )
-        return Verdict(Grade.ROUGH, reason, errors=errors)
-    return Verdict(Grade.RELIABLE_WEIGHTS, words_of(errors.worst(0), names.__getitem__), errors=errors)
+    if reliable and errors.se <= THRESHOLDS.most_se:
+        return Verdict(Grade.RELIABLE_WEIGHTS, words, errors=errors)
+    if reliable:
+        reason = f"by weighted draws, standard errors are up to {errors.se:.1f} times what a number may be off"
+    return Verdict(Grade.ROUGH, f"{reason}; as far as these tell, {words}", errors=errors)
 
 
 def _errors(rows: WeightedRows, f: np.ndarray, g: np.ndarray) -> Errors:
@@ -162,7 +169,7 @@ def _errors(rows: WeightedRows, f: np.ndarray, g: np.ndarray) -> Errors:
     Tails may be so heavy that there is no standard deviation to be known; then quantiles and tails decide.
     """
     found = Errors.less_fit(Numbers.of_draws(g, LEVELS), rows.numbers(f, g, LEVELS, less_fit=True))
-    low, high = np.quantile(g, [0.001, 0.999], axis=0)
+    low, high = np.quantile(g, [THRESHOLDS.tail, 1 - THRESHOLDS.tail], axis=0)
     sides = [rows.means(x.astype(float), y.astype(float)) for x, y in ((f < low, g < low), (f > high, g > high))]
     beyond, beyond_se = (np.array(parts) for parts in zip(*sides, strict=True))
     away = np.log(np.maximum(np.abs(g - np.median(g, 0)), np.finfo(np.float64).tiny))
@@ -237,9 +244,10 @@ def _without_weights(
         worst = chains.worst(THRESHOLDS.n_se)
         is_known = whitening.converged or has_small_errors(d, whitening.error)
         grade = Grade.WRONG if worst.excess > 1 else Grade.CHAINS_AGREE if is_known else Grade.ROUGH
-        return Verdict(
-            grade, words_of(worst, score.label) if grade == Grade.WRONG else by_weights.reason, errors=chains
-        )
+        reason = words_of(worst, score.label) if grade == Grade.WRONG else by_weights.reason
+        if grade == Grade.ROUGH:
+            reason += f"; by chains, {words_of(chains.worst(0), score.label)}"
+        return Verdict(grade, reason, errors=chains)
     if isinstance(sampler, Layers) and agree(x, s):
         return Verdict(Grade.CHAINS_AGREE, "Stein's identities hold")
     if whitening.converged:

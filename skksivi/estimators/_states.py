@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from skksivi._utils.control_variates import controlled, stein_features
 from skksivi.coordinates._affine import AffineMap, Identity
 from skksivi.estimators._fingerprint import answers_at
-from skksivi.estimators._judge import of_weights, surely_good
+from skksivi.estimators._judge import surely_good
 from skksivi.estimators._start import Start
 from skksivi.estimators._trained import F
 from skksivi.families._samplers import Layer, WhitenedSampler
-from skksivi.families._weights import weighted_draws
 from skksivi.parameters import Plateau
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.score._score import Score
@@ -61,9 +60,7 @@ class WhenGood(Generic[F]):
 
     def __call__(self, progress: Progress) -> bool:
         with progress.iterate.averaged():
-            sampler = self.sampler_of(cast("F", progress.module))
-            sample = weighted_draws(sampler, self.score.double, self.seed ^ 1) if isinstance(sampler, Layer) else None
-        return sample is not None and surely_good(of_weights(sample, self.score), sample)
+            return surely_good(self.sampler_of(cast("F", progress.module)), self.score, self.seed)
 
 
 class Comparison(NamedTuple):

@@ -233,7 +233,8 @@ def _of_verdict(verdict: Verdict, whitening: object) -> str:
         return f"The fit is wrong: {verdict.reason}"
     chains = isinstance(whitening, Whitening) and whitening.is_rough
     why = "the chains that explore the target have not converged, and " if chains else ""
-    return f"The fit may be wrong, and how far cannot be told: {why}{verdict.reason}"
+    how_far = ", and how far cannot be told" if verdict.errors is None else ""
+    return f"The fit may be wrong{how_far}: {why}{verdict.reason}"
 
 
 def temperature(annealing: Annealing, like: Tensor) -> Scheduled:

@@ -66,8 +66,8 @@ class WeightedRows(NamedTuple):
     def means(self, f: np.ndarray, g: np.ndarray, *, less_fit: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Return the means (k,) of values f (n, k) of the rows, with standard errors, given g (m, k) of draws of q.
 
-        A standard error includes what a heavy tail may add that the rows have not shown. With `less_fit` it is that of
-        the mean less the draws' own, in which the noise of the draws cancels but for 1 - beta.
+        A standard error includes what a heavy tail may add that the rows have not shown. With `less_fit` it is that
+        of the mean less the draws' own, in which the noise of the draws cancels but for 1 - beta.
         """
         under_p, under_q, known = self.w @ f, self.v @ f, g.mean(0)
         of_p, of_q = (len(f) * a[:, None] * (f - mean) for a, mean in ((self.w, under_p), (self.v, under_q)))

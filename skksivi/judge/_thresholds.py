@@ -8,16 +8,18 @@ from typing import NamedTuple
 class Thresholds(NamedTuple):
     """The limits within which a fit, or the points of a stage, are good enough."""
 
-    #: The errors of means and of 5% and 95% quantiles, in sd, and of sds, as a share, and the mass beyond the 0.1% or
-    #: the 99.9% quantile of the draws; the standard errors by which one must be exceeded, twice as many of quantiles
-    #: and tails; and the part of it beyond which more draws are asked.
+    #: The errors of means and of 5% and 95% quantiles, in sd, and of sds, as a share; the mass of the draws in a
+    #: tail, beyond their 0.1% or 99.9% quantile, and how much more the posterior may have there; the standard errors
+    #: by which a limit must be exceeded, twice as many of quantiles and tails; and the part of it beyond which more
+    #: draws are asked.
     mean: float = 0.1
     quantile: float = 0.1
     sd: float = 0.1
+    tail: float = 0.001
     beyond: float = 0.004
     n_se: float = 1.0
     near: float = 0.5
-    #: The largest standard error of a mean or an sd, in units of its limit, with which it is known.
+    #: The largest standard error in units of the limit, of a quantile of twice it, with which a number is known.
     most_se: float = 2.0
     #: The divergence of an amortised fit per feature, in nats.
     divergence: float = 0.05

@@ -78,7 +78,7 @@ class Errors(NamedTuple):
 
     @classmethod
     def less_fit(cls, fit: Numbers, posterior: Numbers) -> Errors:
-        """Return the errors of the numbers of a fit, given the posterior's with the standard errors of the differences."""
+        """Return the same, given standard errors of the differences as the posterior's."""
         return cls.between(Numbers(*fit[:3], *(np.zeros_like(a) for a in fit[3:])), posterior)
 
     def _parts(self) -> list[tuple[str, np.ndarray, np.ndarray, float]]:
@@ -94,8 +94,8 @@ class Errors(NamedTuple):
             ("95% quantile", self.quantiles[1], 2 * self.quantiles_se[1], most),
         ]
         if self.beyond is not None and self.beyond_se is not None:
-            sides = zip(("lower", "upper"), self.beyond, self.beyond_se, strict=True)
-            found += [(f"{side} tail", (lost - 0.001).clip(0), 2 * se, THRESHOLDS.beyond) for side, lost, se in sides]
+            sides = zip(("lower", "upper"), (self.beyond - THRESHOLDS.tail).clip(0), 2 * self.beyond_se, strict=True)
+            found += [(f"{side} tail", lost, se, THRESHOLDS.beyond) for side, lost, se in sides]
         return found
 
     def worst(self, n_se: float) -> Worst:
@@ -114,10 +114,17 @@ class Errors(NamedTuple):
         return float(max((np.abs(of_means) / mean).max(), (np.abs(of_sds) / sd).max()))
 
     @property
-    def se(self) -> float:
-        """The largest standard error of a mean or a standard deviation in units of its limit; quantiles have more."""
+    def se_of_moments(self) -> float:
+        """The largest standard error of a mean or a standard deviation in units of its limit."""
         (_, _, of_means, mean), (_, _, of_sds, sd), *_ = self._parts()
         return float(max((of_means / mean).max(), (of_sds / sd).max()))
+
+    @property
+    def se(self) -> float:
+        """The same of quantiles as well, in units of twice their limit: by as many draws a 5% quantile of a Gaussian
+        has twice the standard error of a mean.
+        """
+        return max(self.se_of_moments, float(self.quantiles_se.max()) / (2 * THRESHOLDS.quantile))
 
 
 @dataclass(frozen=True, order=True)
@@ -156,9 +163,11 @@ class Verdict:
 def words_of(worst: Worst, label: Callable[[int], str]) -> str:
     """Describe an error in words, given the names of columns."""
     name = label(worst.column)
+    if not math.isfinite(worst.error):
+        return f"the error of the {worst.kind} of {name} is not known"
     if worst.kind.endswith("tail"):
-        mass = f"{worst.error + 0.001:.1%} of the mass, standard error {worst.se / 2:.1%},"
-        return f"{mass} is beyond 99.9% of the draws in the {worst.kind} of {name}"
+        mass = f"{worst.error + THRESHOLDS.tail:.1%} of the mass, standard error {worst.se / 2:.1%},"
+        return f"{mass} is beyond {1 - THRESHOLDS.tail:.1%} of the draws in the {worst.kind} of {name}"
     what, se = f"the {worst.kind} of {name}", worst.se / (2 if worst.kind.endswith("quantile") else 1)
     if worst.kind == "standard deviation":
         return f"{what} is {math.exp(worst.error):.2f} times the posterior's, standard error {se:.2g}"

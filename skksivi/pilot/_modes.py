@@ -19,7 +19,7 @@ from skksivi.coordinates._affine import FAR, Affine, standard_normal
 from skksivi.coordinates._lines import log_ratio
 from skksivi.coordinates._looks import looks, n_looks
 from skksivi.pilot._mixture import Components, score_divergence
-from skksivi.pilot._newton import MAX_STEPS, is_spike, jacobians, search_modes
+from skksivi.pilot._newton import MAX_STEPS, is_spike, jacobians, over_kinks, search_modes
 from skksivi.pilot._symmetries import (
     MAX_MODES,
     N_TRIED,
@@ -106,7 +106,7 @@ def find_modes(
     maps = [*known, *(a for a, at_a_mode in zip(found, converged.tolist(), strict=True) if at_a_mode)]
     if not maps and n_steps is not None:
         raise ValueError(f"none of {len(starts)} searches for a mode has converged in {n_steps} steps")
-    maps = maps or [a for a in found if a.m.abs().max() < FAR]
+    maps = maps or [over_kinks(score_fn, a) for a in found if a.m.abs().max() < FAR]
     if not maps:
         raise DivergedError(torch.stack([a.m for a in found]) if found else None)
     distinct: list[Affine] = []

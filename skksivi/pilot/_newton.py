@@ -8,6 +8,7 @@ from torch import Tensor
 from skksivi.coordinates._affine import FAR, Affine, LowRank, standard_normal
 from skksivi.score._errors import DivergedError
 from skksivi.score._improper import check_ends
+from skksivi.score._probe import falls
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
 
 #: A search has converged where the Newton decrement s^T p per feature is below this number.
@@ -55,6 +56,14 @@ def check_mode(score_fn: Score, start: Tensor, mode: Affine) -> None:
     directions = torch.stack([widest * (way @ widest).sign().where(way @ widest != 0, 1), way])
     lengths = mode.whiten(mode.m + directions).norm(dim=1, keepdim=True)
     check_ends(score_fn, mode.unwhiten(u), (directions / lengths)[lengths[:, 0] > 0])
+
+
+def over_kinks(score_fn: ScoreFunction, mode: Affine) -> Affine:
+    """Return the map where a search has ended; where the score jumps, with the distances at which log p has fallen by
+    about one for its scales, which are far below those by the curvature.
+    """
+    at_one, of_curvature = falls(score_fn, mode.m), torch.cholesky_inverse(mode.L).diagonal().rsqrt()
+    return Affine(mode.m, at_one.diag()) if (at_one < of_curvature / 10).any() else mode
 
 
 def is_spike(mode: Affine) -> bool:

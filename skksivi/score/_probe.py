@@ -280,7 +280,7 @@ def resolve(
         warn_caller(RANDOM)
     size = first.abs().median(0).values
     if size.amax() > 1e12 * size.amin() > 0:  # scales that no search in units of one tells from zero
-        double = replace(double, units=_units(double, x[0]))
+        double = replace(double, units=falls(double, x[0]))
     if dtype == torch.float64:
         score = double
     else:
@@ -371,7 +371,7 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
     # larger differences are no rounding
     M, tolerance = differences(score.step), {torch.float32: 2e-2, torch.float64: 1e-3}[_precision(score)]
     if not M.isfinite().any(0).any(0).all():  # along one direction a step is too far at all points
-        score = replace(score, units=_units(score, points[0]))
+        score = replace(score, units=falls(score, points[0]))
         M = differences(score.step)
     doubtful = _is_doubtful(score, points, V, M, tolerance)
     own = score.score_vjp if products == "auto" else None
@@ -466,7 +466,7 @@ def _steadier(
     return found
 
 
-def _units(score: Score, x: Tensor) -> Tensor:
+def falls(score: ScoreFunction, x: Tensor) -> Tensor:
     """Return the distances (d,) from x (d,) along each coordinate over which log p changes by about one more than the
     score there tells, one where there are none.
     """

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,8 +25,18 @@ from plain_targets import resolved
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from skksivi import KSIVIApproximator, diagnose, modes
-from skksivi.baselines import Laplace
+from skksivi import (
+    KSIVIApproximator,
+    certificate,
+    diagnose,
+    evidence,
+    expectation,
+    importance_sample,
+    modes,
+    refine,
+    summary,
+)
+from skksivi.baselines import SVGD, Laplace
 from skksivi.kernels import KERNELS
 from skksivi.metrics import ksd
 from skksivi.targets import Banana, ConditionedDiffusion, Target, from_log_prob, from_rows, from_score_fn
@@ -203,6 +214,25 @@ def test_a_truth_value_is_no_number_and_a_class_no_target():
             call(cls)
 
 
+READERS = [summary, diagnose, expectation, modes, importance_sample, refine, certificate, evidence]
+
+
+@pytest.mark.parametrize("of_draws", READERS)
+def test_draws_that_are_not_finite_are_named_with_their_coordinate(of_draws):
+    target = from_log_prob(lambda x: -x.square().sum(1) / 2, 3, names=["a", "b", "c"])
+    q = Laplace(random_state=0).fit(target)
+    m = q.sampler_.map.m.clone()
+    m[1] = np.nan
+    q.sampler_ = replace(q.sampler_, map=q.sampler_.map._replace(m=m))
+    with pytest.raises(ValueError, match="draws of `est` are not finite, in `b`: fit again, see the warnings"):
+        of_draws(q, target)
+    particles = SVGD(n_particles=100, max_iter=1, random_state=0).fit(target)
+    particles.sampler_.x[7, 1] = np.nan
+    if of_draws in READERS[:3]:
+        with pytest.raises(ValueError, match=r"1 of \d+ draws of `est` are not finite, in `b`"):
+            of_draws(particles, target, random_state=0)
+
+
 #: What comes at any points from one call on, as after an update of the data; torch raises RuntimeError for most.
 LATER = {
     "shape": (lambda x: -x @ torch.ones(x.shape[1] + 1, 2).to(x), RuntimeError),
@@ -271,6 +301,24 @@ def test_of_dropout_eval_is_named():
         laplace.fit(lambda x: (network(x) - 3 * x).detach(), n_features=2)
     with pytest.raises(ValueError, match=r"call its `\.eval\(\)`"):  # not that the product is wrong
         laplace.fit(Product())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("q", [Laplace(), SVGD(n_particles=50, max_iter=10), KSIVIApproximator(train=False)])
+def test_of_dropout_nothing_else_is_said(q, dtype):
+    """Such as that rows depend on each other, that the Jacobian is not symmetric, or of noise."""
+    torch.manual_seed(0)
+    for first in (torch.nn.Identity(), torch.nn.Linear(2, 2)):
+        network = torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Linear(2, 2))
+        network.to(getattr(torch, dtype))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                clone(q).set_params(dtype=dtype, random_state=0).fit(lambda x, f=network: f(x) - 3 * x, n_features=2)
+            except ValueError as error:
+                caught.append(warnings.WarningMessage(error, UserWarning, "", 0))
+        (message,) = (str(each.message) for each in caught)
+        assert "dropout, call its `.eval()`" in message
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, as_array, make_seed, resolve_device
 from skksivi._utils.numbers import check_integer
-from skksivi.base import BaseApproximator, check_fit
+from skksivi.base import BaseApproximator, check_finite, check_fit
 from skksivi.diagnostics._checks import (
     check_chains,
     check_errors,
@@ -169,7 +169,8 @@ def diagnose(
         generator = torch.Generator(device).manual_seed(seed)
         X = est.sample(_n_draws(unweighted(est.sampler_), n_samples), seed)
         x = torch.as_tensor(X, dtype=torch.float64, device=device)
-        _check_draws(x, score.label)
+        check_finite(x, score)
+        _check_varying(x, score.label)
         name, parameters, report = type(est).__name__, est.get_params(), dict(vars(est))
         view = View(name, parameters, est.sampler_, report, score, x, score(x), generator, seed)
         if view.finite.sum() < 2:
@@ -177,10 +178,8 @@ def diagnose(
         return _report(view)
 
 
-def _check_draws(x: Tensor, label: Callable[[int], str]) -> None:
-    """Raise ValueError if draws x (n, d) are not finite, or do not vary."""
-    if n_bad := int((~x.isfinite().all(1)).sum()):
-        raise ValueError(f"{n_bad} of {len(x)} draws of `est` are not finite: fit again, see the warnings of `fit`.")
+def _check_varying(x: Tensor, label: Callable[[int], str]) -> None:
+    """Raise ValueError if draws x (n, d) do not vary."""
     fixed = (x == x[0]).all(0).nonzero().flatten().tolist()
     if fixed:
         also = f" and {len(fixed) - 1} other coordinates" if len(fixed) > 1 else ""

@@ -513,11 +513,9 @@ def check_finite(X: np.ndarray | torch.Tensor, score: Score) -> None:
     bad = ~np.isfinite(as_array(X))
     if bad.any():
         names = [score.label(int(i)) for i in np.flatnonzero(bad.any(0))]
-        others = f" and {len(names) - 3} other coordinates" if len(names) > 3 else ""
-        raise ValueError(
-            f"{bad.any(1).sum()} of {len(X)} draws of `est` are not finite, in {', '.join(names[:3])}{others}: "
-            "fit again, see the warnings of `fit`."
-        )
+        where = ", ".join([*names[:3], *["..."] * (len(names) > 3)])
+        fact = f"{bad.any(1).sum()} of {len(X)} draws of `est` are not finite, in {where}"
+        raise ValueError(f"{fact}: fit again, see the warnings of `fit`.")
 
 
 def _of_replicate(target: TargetOrScore, random_state: RandomState) -> RandomState:

@@ -8,10 +8,8 @@ whether the training had converged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, as_array, make_seed, resolve_device
 from skksivi._utils.numbers import check_integer
@@ -170,20 +168,16 @@ def diagnose(
         X = est.sample(_n_draws(unweighted(est.sampler_), n_samples), seed)
         x = torch.as_tensor(X, dtype=torch.float64, device=device)
         check_finite(x, score)
-        _check_varying(x, score.label)
+        if fixed := (x == x[0]).all(0).nonzero().flatten().tolist():
+            also = f" and {len(fixed) - 1} other coordinates" if len(fixed) > 1 else ""
+            raise ValueError(
+                f"All draws of `est` are the same in {score.label(fixed[0])}{also}: a fit must vary in each."
+            )
         name, parameters, report = type(est).__name__, est.get_params(), dict(vars(est))
         view = View(name, parameters, est.sampler_, report, score, x, score(x), generator, seed)
         if view.finite.sum() < 2:
             raise ValueError(f"`target` has a score that is finite at {int(view.finite.sum())} of {len(x)} draws.")
         return _report(view)
-
-
-def _check_varying(x: Tensor, label: Callable[[int], str]) -> None:
-    """Raise ValueError if draws x (n, d) do not vary."""
-    fixed = (x == x[0]).all(0).nonzero().flatten().tolist()
-    if fixed:
-        also = f" and {len(fixed) - 1} other coordinates" if len(fixed) > 1 else ""
-        raise ValueError(f"All draws of `est` are the same in {label(fixed[0])}{also}: a fit must vary in each.")
 
 
 def _report(view: View) -> Diagnosis:

@@ -357,7 +357,7 @@ def _without_errors(g: np.ndarray, levels: np.ndarray, f: np.ndarray | None = No
         constant = (n_bad == 0) & (high - low <= 1e-12 * np.maximum(np.abs(low), np.abs(high)))  # but for rounding
     zero = np.zeros((len(levels), 1))
     fit = _filled(fit, constant, lambda k: Numbers(g[0, k], zero[0], g[0, k] + zero, zero[0], zero[0], zero))
-    known = constant & (f is not None)  # draws of a fit that has collapsed say nothing of the posterior
+    known = constant & (f is not None)  # else a fit may have collapsed, which says nothing of the posterior
     errors = (np.where(known, 0.0, np.full_like(a, np.nan)) for a in fit[3:])
     posterior = Numbers(*fit[:3], *errors)
     return _Table(fit, posterior, n_bad)

@@ -172,10 +172,8 @@ def coordinate_names(
         `shapes` is no mapping, such as a target, which has its `names` or none.
     """
     if not isinstance(shapes, Mapping):
-        raise TypeError(
-            f"`shapes` must be a dict of shapes by name, such as {{'beta': (3,)}}, got a {type(shapes).__name__}; a "
-            "target has its names, if any, as the attribute `names`."
-        )
+        got = type(shapes).__name__
+        raise TypeError(f"`shapes` must be a dict of shapes by name, got a {got}; a target may have `names`.")
     spaces = spaces or {}
     return tuple(
         coordinate_name(name, spaces.get(name, ""), str(list(index)) if index else "")

@@ -508,6 +508,16 @@ def check_draws(estimator: BaseApproximator) -> None:
         raise ValueError("`sampler_` has draws that are not finite")
 
 
+def check_finite(X: np.ndarray | torch.Tensor, score: Score) -> None:
+    """Raise ValueError unless draws X (n, d) of a fit are finite."""
+    bad = ~np.isfinite(as_array(X))
+    if bad.any():
+        names = [score.label(int(i)) for i in np.flatnonzero(bad.any(0))]
+        where = ", ".join([*names[:3], *["..."] * (len(names) > 3)])
+        fact = f"{bad.any(1).sum()} of {len(X)} draws of `est` are not finite, in {where}"
+        raise ValueError(f"{fact}: fit again, see the warnings of `fit`.")
+
+
 def _of_replicate(target: TargetOrScore, random_state: RandomState) -> RandomState:
     """Return the random state of a fit to this replicate of a target; None leaves the choice to the fit."""
     replicate = getattr(target, "replicate", ())

@@ -118,7 +118,7 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
         out, as are your own attributes and, for a predictor, `approximator_` and `target_`, which predictions do not
         need.
     path : path-like
-        The file, replaced if it exists.
+        The file, replaced if it exists. A device or a pipe is not.
 
     Raises
     ------

@@ -506,14 +506,10 @@ def test_fewer_draws_than_a_report_needs_are_refused(good):
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [
-        ([1.0], r"All draws of `est` are the same in `x\[1\]`"),
-        ([0.0, math.nan], "1000 of 2000 draws of `est` are not finite"),
-        ([-1.0, 0.0, 1.0], None),
-    ],
-    ids=["constant", "NaN", "ties"],
+    [([1.0], r"All draws of `est` are the same in `x\[1\]`"), ([-1.0, 0.0, 1.0], None)],
+    ids=["constant", "ties"],
 )
-def test_draws_that_are_constant_or_not_finite_are_refused_and_ties_are_not(monkeypatch, values, message):
+def test_draws_that_are_constant_are_refused_and_ties_are_not(monkeypatch, values, message):
     def sample(self, n, generator):
         return torch.stack([torch.randn(n, generator=generator), torch.tensor(values).repeat(n)[:n]], 1).double()
 

@@ -3,6 +3,7 @@
 Those of scores, files and checkpoints are in the tests of these.
 """
 
+import copy
 import itertools
 import logging
 import os
@@ -24,8 +25,9 @@ from plain_targets import resolved
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
+import skksivi
 from skksivi import KSIVIApproximator, diagnose, modes
-from skksivi.baselines import Laplace
+from skksivi.baselines import SVGD, Laplace
 from skksivi.kernels import KERNELS
 from skksivi.metrics import ksd
 from skksivi.targets import Banana, ConditionedDiffusion, Target, from_log_prob, from_rows, from_score_fn
@@ -203,6 +205,19 @@ def test_a_truth_value_is_no_number_and_a_class_no_target():
             call(cls)
 
 
+READERS = ["summary", "diagnose", "expectation", "modes", "importance_sample", "refine", "certificate", "evidence"]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_draws_that_are_not_finite_are_named_with_their_coordinate(name):
+    target = from_log_prob(lambda x: -x.square().sum(1) / 2, 3, names=["a", "b", "c"])
+    q, particles = (est.fit(target) for est in (Laplace(), SVGD(n_particles=100, max_iter=1)))
+    q.sampler_.map.m[1], particles.sampler_.x[7, 1] = np.nan, np.nan
+    for est, n in [(q, r"(\d+)")] + [(particles, "1")] * (name in READERS[:3]):
+        with pytest.raises(ValueError, match=rf"{n} of \d+ draws of `est` are not finite, in `b`: fit again, see"):
+            getattr(skksivi, name)(est, target)
+
+
 #: What comes at any points from one call on, as after an update of the data; torch raises RuntimeError for most.
 LATER = {
     "shape": (lambda x: -x @ torch.ones(x.shape[1] + 1, 2).to(x), RuntimeError),
@@ -252,25 +267,42 @@ def test_a_step_function_is_not_taken_for_half_precision(score_fn):
     Laplace(random_state=0).fit(score_fn, n_features=2)  # a warning would be an error
 
 
-def test_of_dropout_eval_is_named():
-    network = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Dropout(0.2), torch.nn.Linear(32, 2)).double()
+DOUBLE = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Linear(2, 2)).double()
+SINGLE = copy.deepcopy(DOUBLE).float()
 
-    class Product(Target):
-        n_features = 2
 
-        def score_fn(self, x):
-            return network(x) - 3 * x
+class OfDropout(Target):
+    n_features = 2
 
-        def score_vjp(self, x):
-            return self.score_fn(x), lambda v: -3 * v
+    def score_fn(self, x):
+        return DOUBLE(x) - 3 * x
 
-    laplace = Laplace(random_state=0)
-    with pytest.warns(UserWarning, match=r"different values .* dropout, call its `\.eval\(\)`"):
-        laplace.fit(lambda x: -3 * x + torch.nn.functional.dropout(x, 0.5), n_features=2)
-    with pytest.raises(ValueError, match=r"call its `\.eval\(\)`"):
-        laplace.fit(lambda x: (network(x) - 3 * x).detach(), n_features=2)
-    with pytest.raises(ValueError, match=r"call its `\.eval\(\)`"):  # not that the product is wrong
-        laplace.fit(Product())
+    def score_vjp(self, x):
+        return self.score_fn(x), lambda v: -3 * v
+
+
+DROPOUT = {
+    "double": lambda x: DOUBLE(x) - 3 * x,
+    "single": lambda x: SINGLE(x) - 3 * x,
+    "function": lambda x: -3 * x + torch.nn.functional.dropout(x, 0.5),
+    "no graph": lambda x: (DOUBLE(x) - 3 * x).detach(),
+    "a product": OfDropout(),
+}
+
+
+@pytest.mark.parametrize("score_fn", DROPOUT.values(), ids=DROPOUT)
+@pytest.mark.parametrize("q", [Laplace(), SVGD(n_particles=50, max_iter=10), KSIVIApproximator(train=False)])
+def test_of_dropout_eval_is_named_and_nothing_else(q, score_fn):
+    """Such as that rows depend on each other, that the Jacobian is not symmetric, or of noise."""
+    torch.manual_seed(0)
+    dtype = "float32" if score_fn is DROPOUT["single"] else "float64"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            clone(q).set_params(dtype=dtype, random_state=0).fit(score_fn, n_features=2)
+        except ValueError as error:
+            warnings.warn(str(error), stacklevel=1)
+    assert ["call its `.eval()`" in str(each.message) for each in caught] == [True]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

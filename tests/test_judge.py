@@ -110,8 +110,7 @@ def test_standard_errors_of_quantiles_count_by_the_draws_that_they_take():
     own = Numbers.of_draws(np.random.RandomState(0).normal(size=(2000, 2)), LEVELS[[0, 2]])
     errors = Errors.between(own, own)
     assert errors.se == pytest.approx(errors.se_of_moments, rel=0.2)
-    unknown = errors._replace(mean_se=np.zeros(2), sd_se=np.zeros(2))
-    assert unknown.se == pytest.approx(errors.se, rel=0.2)
+    assert errors._replace(mean_se=np.zeros(2), sd_se=np.zeros(2)).se == pytest.approx(errors.se, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -124,10 +123,8 @@ def test_standard_errors_of_quantiles_count_by_the_draws_that_they_take():
     ],
 )
 def test_a_fit_is_wrong_where_a_number_is(shift, scale, grade, words):
-    q, score = (
-        gaussian([shift, 0], [[scale, 0], [0, 1]]),
-        as_score(lambda x: -x, d=2, log_prob=lambda x: -x.square().sum(1) / 2),
-    )
+    q = gaussian([shift, 0], [[scale, 0], [0, 1]])
+    score = as_score(lambda x: -x, d=2, log_prob=lambda x: -x.square().sum(1) / 2)
     verdict = of_weights(importance_weights(q, score, q.sample(1000, rng_of()).double(), 0), score)
     assert verdict.grade == grade
     assert re.search(words, verdict.reason)

@@ -346,16 +346,19 @@ def test_a_link_and_the_mode_of_a_file_stay(fitted, tmp_path):
 
 
 def test_file_system_problems_are_os_errors_that_name_the_file(fitted, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
     for call, error, path in [
         (lambda: skksivi.load(tmp_path / "nowhere"), FileNotFoundError, tmp_path / "nowhere"),
         (lambda: skksivi.load(tmp_path), IsADirectoryError, tmp_path),
         (lambda: skksivi.save(fitted["Laplace"], tmp_path / "nowhere" / "q"), FileNotFoundError, "nowhere/q"),
         (lambda: skksivi.save(fitted["Laplace"], tmp_path), IsADirectoryError, tmp_path),
         (lambda: skksivi.save(fitted["Laplace"], "/dev/full/q"), NotADirectoryError, "/dev/full/q"),
+        (lambda: skksivi.save(fitted["Laplace"], tmp_path / "pipe"), FileExistsError, tmp_path / "pipe"),
     ]:
         with pytest.raises(error, match=str(path)) as caught:
             call()
         assert caught.value.__cause__ is None
+    assert (tmp_path / "pipe").is_fifo()
 
 
 # Other files

@@ -1,5 +1,6 @@
 """What is returned of a training: the better of two fits, where it ends, and what is said of it."""
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from plain_targets import as_score
 
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Identity
-from skksivi.estimators._judge import better
+from skksivi.estimators._judge import better, remedy_of
 from skksivi.estimators._states import WhenGood, recentred, remark_of
 from skksivi.judge._verdict import Errors, Grade, Verdict
 from skksivi.training._guard import Departure, Watch, Worsening
@@ -124,6 +125,16 @@ def test_a_mean_that_is_visibly_off_is_corrected():
 
 
 # What is said
+
+
+def test_units_are_named_where_points_and_scores_differ_by_many_orders():
+    sd = np.array([1e-9, 1.0, 1e5])
+    sampler = replace(LAYER, whitening=replace(LAYER.whitening, sd=sd))
+    words = remedy_of(sampler, as_score(lambda x: -x / torch.as_tensor(sd).to(x) ** 2, d=D))
+    assert re.match(
+        r"the units of the target may differ too much, as scores .* in `x\[0\]` and .* in `x\[2\]` do", words
+    )
+    assert "units" not in remedy_of(sampler, as_score(lambda x: -x.sign(), d=D))  # its points have collapsed
 
 
 def watch(last, *values, keeps_best=True):

@@ -177,6 +177,16 @@ def test_errors_of_unreliable_weights_are_not_known():
             assert note == "errors unknown"
 
 
+@pytest.mark.parametrize("d", [2, 30])
+def test_of_a_coordinate_in_which_a_fit_has_collapsed_no_error_is_known(d):
+    q, target = with_chains(d, 0.0, 1.0, 0.02)
+    q.sampler_.x[:, 1] = 0.3
+    found = summary(q, target, random_state=0)
+    assert numbers(found, 1)[0] == pytest.approx([0.3, 0, 0.3, 0.3, 0.3])
+    assert np.isnan(numbers(found, 1)[1]).all()
+    assert found.notes[:2] == ("" if d == 30 else "errors unknown", "constant, errors unknown")
+
+
 def test_what_was_found_at_the_end_of_a_fit_is_said():
     far = from_log_prob(lambda x: -(x - 30).square().sum(-1) / 2, n_features=2)
     for grade, target, words in (

@@ -19,6 +19,7 @@ does not fit together fails where it is drawn from.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -306,9 +307,12 @@ def write(path: Path, content: bytes) -> None:
     Raises
     ------
     OSError
-        It names the file, not the one that is written first.
+        It names the file, not the one that is written first; or a device or a pipe is there, which a file must not
+        replace.
     """
     file_at = Path(os.path.realpath(path))  # a link stays one
+    if file_at.exists() and not (file_at.is_file() or file_at.is_dir()):
+        raise FileExistsError(errno.EEXIST, "Exists and is no regular file, so that it is not replaced", str(path))
     aside = file_at.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with open(aside, "xb") as file:

@@ -102,7 +102,7 @@ class Laplace(FromMode):
         (start,) = starting_points(self.init, score_fn.n_features, score_fn.device)
         mode, converged = laplace(score_fn.double, start, self.max_iter)
         check_mode(score_fn.double, start, mode)
-        if not converged:
+        if not converged and not score_fn.tally.is_random:  # which was told
             warn_caller(
                 f"The mode search has not converged in {self.max_iter} steps; `mean_` is where it ended. Raise "
                 "`max_iter`, or set `init` to a point near a mode.",

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import threading
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -165,7 +166,9 @@ def _fetch_table(recipe: Recipe, options: Options) -> tuple[np.ndarray, str]:
     failures = []
     for url in recipe.urls:
         try:
-            path = fetch_file(url, home, _file_name(url), n_retries=options.n_retries, delay=options.delay)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Retry downloading", UserWarning)  # the error tells of all failures
+                path = fetch_file(url, home, _file_name(url), n_retries=options.n_retries, delay=options.delay)
             try:
                 table = recipe.read(path)
             except ValueError:

@@ -8,14 +8,12 @@ whether the training had converged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, as_array, make_seed, resolve_device
 from skksivi._utils.numbers import check_integer
-from skksivi.base import BaseApproximator, check_fit
+from skksivi.base import BaseApproximator, check_finite, check_fit
 from skksivi.diagnostics._checks import (
     check_chains,
     check_errors,
@@ -169,22 +167,17 @@ def diagnose(
         generator = torch.Generator(device).manual_seed(seed)
         X = est.sample(_n_draws(unweighted(est.sampler_), n_samples), seed)
         x = torch.as_tensor(X, dtype=torch.float64, device=device)
-        _check_draws(x, score.label)
+        check_finite(x, score)
+        if fixed := (x == x[0]).all(0).nonzero().flatten().tolist():
+            also = f" and {len(fixed) - 1} other coordinates" if len(fixed) > 1 else ""
+            raise ValueError(
+                f"All draws of `est` are the same in {score.label(fixed[0])}{also}: a fit must vary in each."
+            )
         name, parameters, report = type(est).__name__, est.get_params(), dict(vars(est))
         view = View(name, parameters, est.sampler_, report, score, x, score(x), generator, seed)
         if view.finite.sum() < 2:
             raise ValueError(f"`target` has a score that is finite at {int(view.finite.sum())} of {len(x)} draws.")
         return _report(view)
-
-
-def _check_draws(x: Tensor, label: Callable[[int], str]) -> None:
-    """Raise ValueError if draws x (n, d) are not finite, or do not vary."""
-    if n_bad := int((~x.isfinite().all(1)).sum()):
-        raise ValueError(f"{n_bad} of {len(x)} draws of `est` are not finite: fit again, see the warnings of `fit`.")
-    fixed = (x == x[0]).all(0).nonzero().flatten().tolist()
-    if fixed:
-        also = f" and {len(fixed) - 1} other coordinates" if len(fixed) > 1 else ""
-        raise ValueError(f"All draws of `est` are the same in {label(fixed[0])}{also}: a fit must vary in each.")
 
 
 def _report(view: View) -> Diagnosis:

@@ -324,16 +324,19 @@ def _difference(sampler: Layer | Layers, score: Score, most: int | None) -> str 
 # What to do
 
 
-def _first_remedy(whitening: Whitening, score_fn: Score) -> str:
+def _first_remedy(sampler: Sampler, sd: np.ndarray, score_fn: Score, *, is_rough: bool) -> str:
     """Return what comes before the usual advice: other units, or a finer type."""
-    if (sd := whitening.sd) is not None and sd.max() > 1e7 * sd.min():
-        small, large = int(sd.argmin()), int(sd.argmax())
-        return (
-            f"its units differ too much, with standard deviations of about {sd[small]:.1g} in "
-            f"{score_fn.label(small)} and {sd[large]:.1g} in {score_fn.label(large)}. Set `init` to a point near the "
-            "mode, or rescale the parameters to deviations near one. If neither helps, "
-        )
-    if score_fn.type_computed == torch.float32:
+    if score_fn.double.units is not None or sd.max() > 1e7 * sd.min():
+        x = sampler.sample(50, torch.Generator(score_fn.device).manual_seed(0)).double()
+        sizes = score_fn.double(x).abs().nanmedian(0).values  # of one order where points have collapsed
+        small, large = int(sizes.argmax()), int(sizes.argmin())
+        if sizes[small] > 1e7 * sizes[large] > 0:
+            return (
+                f"the units of the target may differ too much, as scores of {sizes[small]:.1g} in "
+                f"{score_fn.label(small)} and {sizes[large]:.1g} in {score_fn.label(large)} do. Set `init` to a "
+                "point near the mode, or rescale the parameters to deviations near one. If neither helps, "
+            )
+    if is_rough and score_fn.type_computed == torch.float32:
         return f"{score_fn.advice or 'the target is computed in float32; compute it in float64'}. Otherwise "
     return ""
 
@@ -353,7 +356,7 @@ def remedy_of(sampler: Sampler, score_fn: Score, *, refines: bool = False) -> st
     """Return the advice for a poor fit, depending on what is known of it and how its coordinates were found."""
     whitening = sampler.attributes()["whitening_"]
     if isinstance(whitening, Whitening) and whitening.sd is not None:
-        first = _first_remedy(whitening, score_fn) if whitening.is_rough else ""
+        first = _first_remedy(sampler, whitening.sd, score_fn, is_rough=whitening.is_rough)
         refines = refines and knows_density(sampler)
         more = "correct the fit by `skksivi.refine`, " if refines else _more(whitening)
         return f"{first}{more}start near a mode by `init`, or reparametrise the model to avoid funnels and spikes"

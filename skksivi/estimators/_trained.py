@@ -182,7 +182,8 @@ class Trained(Whitened):
         if isinstance(fit.ended_by, FloatingPointError):
             raise _explained(fit.ended_by, score_fn, fit.sampler.sample(4000, generator)) from fit.ended_by
         if fit.ended_by is None and score_fn.tally.fault is not None:
-            warn_caller(score_fn.tally.fault, ConvergenceWarning)
+            if not score_fn.tally.is_random:  # which was told before the fit
+                warn_caller(score_fn.tally.fault, ConvergenceWarning)
         elif fit.ended_by is None and score_fn.tally.is_spent:
             warn_caller(str(fit.remark), ConvergenceWarning)
         elif fit.ended_by is None:

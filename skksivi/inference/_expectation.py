@@ -23,7 +23,7 @@ from skksivi._utils.arrays import (
 from skksivi._utils.control_variates import N_FOLDS, N_OF_EACH, cross_fitted, second_order
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.psis import pareto_smoothed, standard_error
-from skksivi.base import BaseApproximator, check_fit
+from skksivi.base import BaseApproximator, check_finite, check_fit
 from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.families._derived import Reweighted, knows_density, unweighted
 from skksivi.families._samplers import Chains, Particles
@@ -238,6 +238,7 @@ def _of_fit(est: BaseApproximator, target: Target, n_samples: int, random_state:
         n_samples = min(n_samples, len(fit.x)) if isinstance(fit, Particles) else n_samples
         X = est.sample(n_samples, seed)
     x = as_tensor(X, dtype=torch.float64, device=score.device)
+    check_finite(x.flatten(0, -2), score)
     coordinates = getattr(fit, "whitening", fit)
     map_ = getattr(coordinates, "map", None) if getattr(coordinates, "warp", None) is None else None
     if has_density and est.n_features_in_ <= MAX_FEATURES:

@@ -11,7 +11,7 @@ import torch
 from skksivi._utils.arrays import RandomState, make_seed, resolve_device
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
-from skksivi.base import BaseApproximator, check_fit, without_density
+from skksivi.base import BaseApproximator, check_finite, check_fit, without_density
 from skksivi.families._derived import DefensiveMixture, Refined, knows_density
 from skksivi.families._samplers import Sampler
 from skksivi.families._weights import (
@@ -112,6 +112,7 @@ def importance_draws(
             raise TypeError(f"{without_density(est)}, so its draws have no weights; use one that has.")
         seed = make_seed(random_state)
         x = torch.as_tensor(est.sample(n_samples, seed), dtype=torch.float64, device=device)
+        check_finite(x, score)
         sample = importance_weights(est.sampler_, score, x, seed, share)
     n, n_left = round(share * n_samples), int(sample.of_fit.sum())
     if n_left < n:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, listed, make_generator, resolve_device
-from skksivi.base import BaseApproximator, check_fit
+from skksivi.base import BaseApproximator, check_finite, check_fit
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import along_chord
 from skksivi.families._derived import N_ASSIGNED, Reweighted, unweighted
@@ -107,6 +107,7 @@ def modes(
         score = compared_score(target, est.n_features_in_, est.dtype, est.device)
         sampler = unweighted(est.sampler_)
         x = sampler.sample(N_ASSIGNED, generator).to(device, torch.float64)
+        check_finite(x, score)
         cells = _find_cells(score, x, generator)
         found, cells, shares = weigh_cells(score, x, cells, generator)
         if not reweight:

@@ -16,7 +16,7 @@ from scipy.special import ndtr, ndtri
 from skksivi._utils.arrays import RandomState, as_array, as_numbers, make_seed, resolve_device
 from skksivi._utils.numbers import check_integer, lies_between
 from skksivi._utils.psis import most_trusted
-from skksivi.base import BaseApproximator, check_fit, without_density
+from skksivi.base import BaseApproximator, check_finite, check_fit, without_density
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._derived import Derived, Refined, asks_for_score, knows_density, unweighted
 from skksivi.families._samplers import Chains, Layers, Particles, Sampler
@@ -54,8 +54,8 @@ class Summary:
     mean_se, sd_se, quantiles_se : ndarray
         Standard errors as estimates of the posterior's numbers, of the same shapes; NaN where unknown.
     notes : tuple of str
-        Empty, or why a number or its standard error is not known: "errors unknown", "constant", or at how many draws
-        a parameter is not finite.
+        Empty, or why a number or its standard error is not known: "errors unknown", "constant", both of a coordinate
+        in which a fit has collapsed, or at how many draws a parameter is not finite.
     warning : str
         What is wrong with the fit and what to do, in one sentence; empty if nothing is.
     source : str
@@ -257,6 +257,7 @@ def summary(
         with ordinary_mode(resolve_device(est.device)):
             score = compared_score(target, est.n_features_in_, est.dtype, est.device)
         draws = _own_draws(est, n_samples, random_state)
+        check_finite(draws, score)
     compared = (0.05, 0.95)  # levels of the quantiles by which a fit is compared with its target
     every, k = np.union1d(levels, compared), len(_parameters(score, draws[:2])[0])
     names, g = _parameters(score, draws[: max(1000, MAX_FREE // k)])  # a model may have many more than coordinates
@@ -344,7 +345,9 @@ class _Table(NamedTuple):
 
 
 def _without_errors(g: np.ndarray, levels: np.ndarray, f: np.ndarray | None = None) -> _Table:
-    """Return the numbers of parameters g (m, k) of draws, without errors; of f (n, k) they must be finite, too."""
+    """Return the numbers of parameters g (m, k) of draws, without errors; those of f (n, k) must be finite, too, and
+    a parameter that is constant there as well has none.
+    """
     both = [g] if f is None else [g, f]
     n_bad = np.sum([(~np.isfinite(a)).sum(0) for a in both], 0)
     fit = Numbers(*(np.full((*head, g.shape[1]), np.nan) for head in ((), (), levels.shape) * 2))
@@ -354,7 +357,8 @@ def _without_errors(g: np.ndarray, levels: np.ndarray, f: np.ndarray | None = No
         constant = (n_bad == 0) & (high - low <= 1e-12 * np.maximum(np.abs(low), np.abs(high)))  # but for rounding
     zero = np.zeros((len(levels), 1))
     fit = _filled(fit, constant, lambda k: Numbers(g[0, k], zero[0], g[0, k] + zero, zero[0], zero[0], zero))
-    errors = (np.where(constant, 0.0, np.full_like(a, np.nan)) for a in fit[3:])
+    known = constant & (f is not None)  # else a fit may have collapsed, which says nothing of the posterior
+    errors = (np.where(known, 0.0, np.full_like(a, np.nan)) for a in fit[3:])
     posterior = Numbers(*fit[:3], *errors)
     return _Table(fit, posterior, n_bad)
 
@@ -413,7 +417,7 @@ def _by_chains(chains: _Moments, draws: np.ndarray, g: np.ndarray, levels: np.nd
     of_sd = np.hypot(noise, np.log(np.maximum(draws.std(0), tiny) / chains.sd))
     orders = {np.argsort(s * x, kind="stable").tobytes(): j for j, x in enumerate(draws[:50].T) for s in (1, -1)}
     j = np.array([orders.get(np.argsort(x, kind="stable").tobytes(), -1) for x in g[:50].T])
-    which = (j >= 0) & np.isnan(table.posterior.mean_se) & (table.n_bad == 0)
+    which = (j >= 0) & (table.fit.sd > 0) & (table.n_bad == 0)
 
     def make(k: np.ndarray) -> Numbers:
         own, z = _columns(table.fit, k), ndtri(levels)[:, None]
@@ -437,9 +441,10 @@ def _note(found: Numbers, i: int, n_bad: int, levels: np.ndarray) -> str:
     """Say why a number of a parameter, or its error, is not known."""
     if n_bad:
         return f"not finite at {n_bad:,} draws"
+    unknown = np.isnan(found.mean_se[i])
     if found.sd[i] == 0:
-        return "constant"
-    if np.isnan(found.mean_se[i]):
+        return "constant, errors unknown" if unknown else "constant"
+    if unknown:
         return "errors unknown"
     few = [f"{100 * q:.10g}%" for q, se in zip(levels, found.quantiles_se[:, i], strict=True) if np.isnan(se)]
     return f"few draws beyond {', '.join(few)}" if few else ""

@@ -110,14 +110,12 @@ class Errors(NamedTuple):
     @property
     def of_moments(self) -> float:
         """The largest error of a mean or a standard deviation in units of its limit."""
-        (_, of_means, _, mean), (_, of_sds, _, sd), *_ = self._parts()
-        return float(max((np.abs(of_means) / mean).max(), (np.abs(of_sds) / sd).max()))
+        return _in_limits(np.abs(self.mean), np.abs(self.sd))
 
     @property
     def se_of_moments(self) -> float:
         """The largest standard error of a mean or a standard deviation in units of its limit."""
-        (_, _, of_means, mean), (_, _, of_sds, sd), *_ = self._parts()
-        return float(max((of_means / mean).max(), (of_sds / sd).max()))
+        return _in_limits(self.mean_se, self.sd_se)
 
     @property
     def se(self) -> float:
@@ -125,6 +123,11 @@ class Errors(NamedTuple):
         has twice the standard error of a mean.
         """
         return max(self.se_of_moments, float(self.quantiles_se.max()) / (2 * THRESHOLDS.quantile))
+
+
+def _in_limits(of_means: np.ndarray, of_sds: np.ndarray) -> float:
+    """Return the largest of numbers (k,) of means and of sds in units of their limits."""
+    return float(max((of_means / THRESHOLDS.mean).max(), (of_sds / math.log1p(THRESHOLDS.sd)).max()))
 
 
 @dataclass(frozen=True, order=True)

@@ -270,7 +270,7 @@ def resolve(
             "and its checks are inexact. Let it compute in float32 or float64: convert its data and modules by "
             "`.float()`, and leave out autocast."
         )
-    _check_rows(double, x)
+    is_random = is_random or not _check_rows(double, x)
     if is_random and double.score_vjp is not None:
         raise ValueError(RANDOM)
     double, asymmetry = choose_product(double, products, x)
@@ -278,6 +278,7 @@ def resolve(
         if double.by_differences:
             raise ValueError(RANDOM)
         warn_caller(RANDOM)
+        double.tally.is_random = True
     size = first.abs().median(0).values
     if size.amax() > 1e12 * size.amin() > 0:  # scales that no search in units of one tells from zero
         double = replace(double, units=falls(double, x[0]))
@@ -294,7 +295,7 @@ def resolve(
             in_double=double,
             tally=double.tally,
         )
-    if asymmetry > ASYMMETRY:
+    if asymmetry > ASYMMETRY and not is_random:
         warn_caller(
             f"The Jacobian of `score_fn` is not symmetric, by {asymmetry:.0%}, so that it is not the gradient of any "
             "log-density; compare each coordinate of it with finite differences of log p."
@@ -328,26 +329,24 @@ def doubt_of_sign(score: Score) -> str | None:
     )
 
 
-def _check_rows(score: Score, x: Tensor) -> None:
+def _check_rows(score: Score, x: Tensor) -> bool:
     """Refuse a score whose rows depend on each other: points are evaluated in pairs and in large batches.
 
-    A score that is random is not refused here.
+    Tell whether the rows are the same each time; a score that is random is not refused here.
 
     Raises
     ------
     ValueError
     """
-    n, crowd = len(x), x.repeat(4, 1)
+    crowd = x.repeat(4, 1)
     in_pairs = torch.cat([score(pair) for pair in x.roll(1, 0).split(2)]).roll(-1, 0)
     # larger differences of rows are no rounding
     tolerance = {STEPS[torch.float64]: 1e-3, STEPS[torch.float32]: 1e-2}.get(score.step, 0.1) * in_pairs.abs().amax(0)
-
-    def in_crowd() -> Tensor:
-        return score(crowd)[:n]
-
-    s = in_crowd()
-    if ((s - in_pairs).abs() <= tolerance).all() or ((s - in_crowd()).abs() > tolerance).any():
-        return
+    s = score(crowd)
+    if ((s - in_pairs.repeat(4, 1)).abs() <= tolerance).all():
+        return True
+    if ((s - score(crowd)).abs() > tolerance).any():
+        return False
     raise ValueError(COUPLED)
 
 
@@ -428,7 +427,7 @@ def _is_doubtful(score: Score, x: Tensor, V: Tensor, M: Tensor, tolerance: float
 
 def steadied(score: Score, x: Tensor) -> Score:
     """Return a score with the step of differences that suits its noise at points x (n, d)."""
-    V, step = _directions(score), STEPS[_precision(score)]
+    V, step = _directions(score).to(x), STEPS[_precision(score)]
 
     def differences(step: float) -> Tensor:
         return _restricted(lambda x, v: central_difference(score, x, v, step, score.units), x, V).mT

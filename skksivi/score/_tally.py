@@ -58,7 +58,7 @@ class Tally:
 
     A product by finite differences counts as two evaluations, a product by automatic differentiation as a product.
     A `fault` of the target that a fit has come upon is told in the place of what follows from it; it `has_suspect`
-    where log p and scores do not agree.
+    where log p and scores do not agree, and `is_random` where scores differ from call to call, which was told.
     """
 
     n_values: int = 0
@@ -67,6 +67,7 @@ class Tally:
     n_rejected: int = 0
     fault: str | None = field(default=None, compare=False, repr=False)
     has_suspect: bool = field(default=False, compare=False, repr=False)
+    is_random: bool = field(default=False, compare=False, repr=False)
     limit: int | None = field(default=None, compare=False, repr=False)
     spent: int = field(default=0, compare=False, repr=False)  # the limit that has been reached
     listener: Listener | None = field(default=None, compare=False, repr=False)

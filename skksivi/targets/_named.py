@@ -165,7 +165,15 @@ def coordinate_names(
 
     `spaces` names what a coordinate is of a parameter with bounds: "log" or "logit" of each of its numbers, as in
     "log(sd[2])", or "unconstrained", as in "unconstrained(share)[0]".
+
+    Raises
+    ------
+    TypeError
+        `shapes` is no mapping, such as a target, which has its `names` or none.
     """
+    if not isinstance(shapes, Mapping):
+        got = type(shapes).__name__
+        raise TypeError(f"`shapes` must be a dict of shapes by name, got a {got}; a target may have `names`.")
     spaces = spaces or {}
     return tuple(
         coordinate_name(name, spaces.get(name, ""), str(list(index)) if index else "")

@@ -205,9 +205,8 @@ def test_the_second_address_helps_and_the_default_folder_is_scikit_learns(small,
     assert os.listdir(home) == ["small.csv"]
 
 
-def test_an_address_is_tried_again(small, server, home):
-    with pytest.warns(UserWarning, match="Retry downloading"):
-        fetch_small(home, n_retries=2)
+def test_an_address_is_tried_again_in_silence(small, server, home):
+    fetch_small(home, n_retries=2)
     assert server.asked.count("/gone.zip") > 2
 
 

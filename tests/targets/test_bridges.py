@@ -18,7 +18,9 @@ from skksivi import KSIVIApproximator
 from skksivi.bridges._jax import JaxTarget
 from skksivi.parameters import Pilot
 from skksivi.targets import (
+    Banana,
     Target,
+    coordinate_names,
     from_bridgestan,
     from_jax,
     from_log_prob,
@@ -659,6 +661,7 @@ CONTAINERS = "`data` must be a list of names of pm.Data containers, got "
 @pytest.mark.parametrize(
     ("library", "make", "error", "message"),
     [
+        ("torch", lambda: coordinate_names(Banana()), TypeError, "`shapes` must be a dict .* got a Banana"),
         ("torch", lambda: from_log_prob(3, 2), TypeError, "`log_prob` must be callable, got a int"),
         ("torch", lambda: from_log_prob(torch.sum, 0), ValueError, "n_features"),
         ("torch", lambda: from_log_prob(torch.sum, 2, ["a"]), ValueError, "2 different strings"),

@@ -6,10 +6,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from scipy.stats import nbinom, norm
 
-from skksivi import __version__, export, to_arviz
+from skksivi import KSIVIApproximator, __version__, export, to_arviz
 from skksivi.baselines import Laplace
-from skksivi.targets import Banana, from_bridgestan, from_log_prob
+from skksivi.targets import Banana, BayesianLogisticRegression, Target, constrained, from_bridgestan, from_log_prob
 
 
 def normal(x):
@@ -55,6 +56,87 @@ def test_chains_are_of_equal_length_and_hold_all_draws(n, n_chains):
     assert dict(to_arviz(FITTED, NAMED, n).posterior.sizes) == {"chain": n_chains, "draw": n // n_chains}
 
 
+class Regression(Target):
+    """Normal observations of standard deviation one, with coefficients of standard deviation two."""
+
+    def __init__(self, n_columns):
+        rng = np.random.RandomState(3)
+        self.X = torch.as_tensor(np.column_stack([np.ones(25), rng.normal(size=(25, n_columns - 1))]))
+        self.y = torch.as_tensor(0.5 * self.X.numpy().sum(1) + rng.normal(size=25))
+        self.n_features, self.observed_data = n_columns, {"y": self.y.numpy()}
+
+    def log_likelihood(self, x):
+        return -((self.y - x @ self.X.mT) ** 2) / 2 - np.log(2 * np.pi) / 2
+
+    def log_prob(self, x):
+        return self.log_likelihood(x).sum(1) - x.square().sum(1) / 8
+
+    def predictive_draws(self, x, seed):
+        noise = torch.randn(len(x), len(self.y), generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
+        return x @ self.X.mT + noise
+
+    def elpd(self):
+        """The sum of log-densities of each observation given all others, in closed form."""
+        X, y, total = self.X.numpy(), self.y.numpy(), 0
+        for i in range(len(y)):
+            others, left = np.delete(X, i, 0), np.delete(y, i)
+            C = np.linalg.inv(others.T @ others + np.eye(X.shape[1]) / 4)
+            total += norm.logpdf(y[i], X[i] @ C @ others.T @ left, np.sqrt(1 + X[i] @ C @ X[i]))
+        return total
+
+
+class Counts(Target):
+    """Poisson counts whose rate has a Gamma(2, 1) prior, by the logarithm of the rate."""
+
+    n_features, n_rows = 1, 12
+    y = torch.tensor([3, 1, 4, 2, 5, 2, 3, 0, 2, 4, 3, 2], dtype=torch.float64)
+
+    def log_likelihood(self, x):
+        return self.y * x - x.exp() - (self.y + 1).lgamma()
+
+    def log_prob(self, x):
+        return self.log_likelihood(x).sum(1) + 2 * x[:, 0] - x[:, 0].exp()
+
+    def elpd(self):
+        y = self.y.numpy()
+        return nbinom.logpmf(y, 2 + y.sum() - y, (1 + 11) / (2 + 11)).sum()
+
+
+@pytest.mark.parametrize("as_tree", [False, True])
+@pytest.mark.parametrize("target", [Regression(1), Regression(3), Counts()], ids=["mean", "regression", "counts"])
+def test_leave_one_out_agrees_with_refits(target, as_tree, monkeypatch):
+    stats = pytest.importorskip("arviz_stats")
+    if as_tree:
+        monkeypatch.setattr(export, "find_spec", lambda name: None)
+    q = KSIVIApproximator(random_state=0).fit(target)
+    data = to_arviz(q, target, random_state=0)
+    found = stats.loo(data)
+    approximate = stats.loo_approximate_posterior(data, data.sample_stats.log_p, data.sample_stats.log_q)
+    np.testing.assert_allclose([found.elpd, approximate.elpd], target.elpd(), atol=0.1, rtol=0)
+    assert float(found.pareto_k.max()) < 0.7
+    X = data.posterior["x"].values.reshape(-1, target.n_features)
+    np.testing.assert_allclose(
+        data.log_prior["log_prior"].values.ravel() + data.log_likelihood["y"].values.sum(-1).ravel(),
+        target.log_prob(torch.as_tensor(X, dtype=torch.float64)),
+        rtol=1e-6,
+    )
+    assert np.exp(data.sample_stats["log_weight"]).sum() == pytest.approx(1)
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword:DeprecationWarning")  # of pandas, in ArviZ
+def test_models_are_compared_and_their_priors_scaled():
+    stats = pytest.importorskip("arviz_stats")
+    trees = {}
+    for k in (1, 3):
+        target = Regression(k)
+        target.y = Regression(3).y
+        trees[str(k)] = to_arviz(Laplace(random_state=0).fit(target), target, random_state=0)
+    assert stats.compare(trees).index[0] == "3"
+    # by power-scaling a normal prior and a normal likelihood, whose share of the precision is (1, n) / (n + 1 / 4)
+    prior, likelihood = (stats.psense(trees["1"], group=group)["x"].item() for group in ("prior", "likelihood"))
+    assert 0 < prior < 0.05 < likelihood
+
+
 #: What takes the draws, in any ArviZ that is installed.
 FUNCTIONS = [
     ("arviz", "ess"),
@@ -81,7 +163,7 @@ def test_arviz_takes_them(module, name, monkeypatch):
 def test_a_summary_is_of_the_draws(module):
     arviz = pytest.importorskip(module, reason="not what is installed of ArviZ")
     table = arviz.summary(to_arviz(FITTED, NAMED, random_state=1))
-    X = FITTED.sample(1000, random_state=1)
+    X = FITTED.sample(4000, random_state=1)
     assert list(table.index) == ["a", "b", "c"]
     np.testing.assert_allclose(table["mean"].astype(float), X.mean(0), atol=0.006)
     np.testing.assert_allclose(table["r_hat"].astype(float), 1, atol=0.02)
@@ -115,6 +197,44 @@ def test_dimensions_have_the_names_of_the_target_and_then_those_given():
     beta = to_arviz(q, target, 5, dims={"beta": ["k"]}, coords={"k": [10, 20]}).posterior["beta"]
     assert beta.dims == ("chain", "draw", "k")
     assert list(beta["k"].values) == [10, 20]
+
+
+def test_a_prior_is_in_the_space_of_the_parameters():
+    target = constrained(lambda sd: -6 * sd, {"sd": "positive"})  # an exponential prior of rate two
+    target.log_likelihood = lambda x: -2 * x.exp().expand(-1, 2)
+    data = to_arviz(Laplace(random_state=0).fit(target), target, 40)
+    np.testing.assert_allclose(data.log_prior["log_prior"], -2 * data.posterior["sd"], rtol=1e-6)
+
+
+def test_a_fit_brings_its_certificate_and_predictions():
+    target = Regression(1)
+    q = KSIVIApproximator(random_state=0).fit(target)
+    data, again = (to_arviz(q, target, random_state=5) for _ in range(2))
+    assert data.posterior.attrs["certificate_divergence"] == q.certificate_.divergence
+    assert data.posterior.attrs["verdict"].startswith("reliable weights")
+    assert data.sample_stats.attrs["pareto_k"] < 1
+    replicates = data.posterior_predictive["y"]
+    assert replicates.shape == (4, 1000, 25)
+    assert abs(float(replicates.mean()) - q.sample(4000).mean()) < 4 * np.sqrt(2) / np.sqrt(4000)
+    np.testing.assert_array_equal(replicates, again.posterior_predictive["y"])
+    np.testing.assert_array_equal(data.observed_data["y"], target.y)
+
+
+def test_groups_are_those_asked_for():
+    target = BayesianLogisticRegression([[-1.0], [0.5], [2.0]], [0, 1, 1], prior_precision=1.0)
+    q = Laplace(random_state=0).fit(target)
+    assert set(to_arviz(q, target, 40, groups=[]).groups()) == {"posterior"}
+    assert set(to_arviz(q, target, 40, groups=["log_prior"]).groups()) == {"posterior", "log_prior"}
+    with pytest.raises(ValueError, match="`groups` has 'loo', expected some of sample_stats, log_likelihood"):
+        to_arviz(q, target, groups=["loo"])
+    with pytest.raises(ValueError, match="has 'log_likelihood', for which `target` needs `log_likelihood`; see"):
+        to_arviz(q, groups=["log_likelihood"])
+    target.n_rows = 2**20
+    with pytest.warns(UserWarning, match=r"^log_likelihood of 4,194,304,000 numbers: not made; set `groups`"):
+        assert "log_likelihood" not in to_arviz(q, target).groups()
+    target.log_likelihood = lambda x: x.sum(1)
+    with pytest.raises(ValueError, match=r"`log_likelihood` of `target` returned shape \(40,\), expected \(40, r"):
+        to_arviz(q, target, 40, groups=["log_likelihood"])
 
 
 def test_the_library_signs_its_draws():

@@ -175,6 +175,24 @@ def test_the_numbers_of_a_fit_to_itself_differ_by_nothing(d, seed):
     assert Errors.between(Numbers.of_draws(sample.draws, levels), posterior).worst(0).excess < 0.05
 
 
+def normal_posterior(prior=1.0, rows=20, power=1.0):
+    """The posterior of a normal mean, and its moments in closed form."""
+    y = torch.linspace(-1, 3, 22, dtype=torch.float64)[:rows]
+    precision = prior + power * rows
+    target = from_log_prob(lambda x: -prior * x[:, 0] ** 2 / 2 - power * ((y.to(x) - x) ** 2).sum(1) / 2, 1)
+    return target, power * float(y.sum()) / precision, 1 / precision
+
+
+@pytest.mark.parametrize("change", [{"prior": 4.0}, {"rows": 19}, {"rows": 22}, {"power": 0.5}], ids=str)
+def test_a_fit_is_weighted_for_a_neighbour_of_its_target(change):
+    q = KSIVIApproximator(random_state=0).fit(normal_posterior()[0])
+    target, mean, variance = normal_posterior(**change)
+    sample = importance_sample(q, target, random_state=0)
+    value, se = sample.expectation(lambda X: np.hstack([X, (X - mean) ** 2]))
+    assert (np.abs(value - [mean, variance]) < 4 * se).all()
+    assert not importance_sample(q, normal_posterior(prior=400.0)[0], random_state=0).trusted
+
+
 def test_ratios_without_a_tail_to_trust_are_refused():
     sample = importance_sample(Laplace().fit(Banana()), Banana(), random_state=0)
     assert not sample.trusted

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.bridges._foreign import ForeignTarget
+from skksivi.bridges._foreign import HasData, ModelTarget
 from skksivi.targets import NamedTarget
 
 
-class AngularTarget(NamedTarget):
+class AngularTarget(HasData, NamedTarget):
     r"""A target some of whose coordinates are angles t, by coordinates u of one period of each.
 
     .. math:: t = m + 2 \arctan(c \tan(\pi (\Phi(u) - 1/2)))
@@ -29,9 +29,10 @@ class AngularTarget(NamedTarget):
         These m and c.
     """
 
-    def __init__(self, one: ForeignTarget, columns: list[int]) -> None:
+    def __init__(self, one: ModelTarget, columns: list[int]) -> None:
         super().__init__(f"unconstrained({name})" if j in columns else name for j, name in enumerate(one.names))
         self.coords, self.dims, self.advice = one.coords, one.dims, getattr(one, "advice", "")
+        self.observed_data, self.constant_data = one.observed_data, one.constant_data
         self._one = one
         self.is_angle = torch.zeros(one.n_features, dtype=torch.bool).index_fill(0, torch.tensor(columns), value=True)
         self.middle, self.spread = torch.ones(2, one.n_features, dtype=torch.float64).unbind()
@@ -63,6 +64,14 @@ class AngularTarget(NamedTarget):
         X, is_angle = self._one.prior_draws(n, seed), self.is_angle.numpy()
         return np.where(is_angle, np.random.RandomState(seed).normal(size=X.shape), X)
 
+    def densities(self, x: Tensor, *, observed: bool) -> dict[str, np.ndarray]:
+        """Evaluate log-densities of what the model observes, or of its parameters, element by element."""
+        return self._one.densities(self._points(x)[0], observed=observed)
+
+    def predictive_draws(self, x: Tensor, seed: int) -> dict[str, np.ndarray]:
+        """Draw what the model observes once for each row of x (n, d)."""
+        return self._one.predictive_draws(self._points(x)[0], seed)
+
     def _points(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the points (n, d) of the target, and the logarithm (n,) of the Jacobian, up to a constant."""
         is_angle, middle, c = self.is_angle.to(x.device), self.middle.to(x), self.spread.to(x)
@@ -75,7 +84,7 @@ class AngularTarget(NamedTarget):
         return self._one.constrain(self._points(torch.from_numpy(X))[0])
 
 
-def on_one_period(target: ForeignTarget, angles: Collection[str]) -> NamedTarget:
+def on_one_period(target: ModelTarget, angles: Collection[str]) -> NamedTarget:
     """Return a target with one period of the parameters that are angles, whose density has a period of 2 pi."""
     columns = [j for j, name in enumerate(target.names) if name.partition("[")[0] in angles]
     return AngularTarget(target, columns) if columns else target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -77,6 +77,39 @@ class ForeignTarget(NamedTarget):
     @abstractmethod
     def _evaluate(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log p (n,) and its gradient (n, d) at X (n, d)."""
+
+
+class HasData(ABC):
+    """A target of a model that knows its data; it has the optional methods of `skksivi.targets.Target`.
+
+    Attributes
+    ----------
+    observed_data, constant_data : dict of str to array
+        What the model observes, and what else it is given.
+    """
+
+    observed_data: Mapping[str, ArrayLike]
+    constant_data: Mapping[str, ArrayLike]
+
+    def log_likelihood(self, x: Tensor) -> dict[str, np.ndarray]:
+        """Evaluate the log-density of each observation at rows of x (n, d): arrays (n, ...) by name."""
+        return self.densities(x, observed=True)
+
+    def log_prior(self, x: Tensor) -> dict[str, np.ndarray]:
+        """Evaluate the log-densities of the parameters of the model, given those above them, as arrays (n, ...)."""
+        return self.densities(x, observed=False)
+
+    @abstractmethod
+    def densities(self, x: Tensor, *, observed: bool) -> dict[str, np.ndarray]:
+        """Evaluate log-densities of what the model observes, or of its parameters, element by element."""
+
+    @abstractmethod
+    def predictive_draws(self, x: Tensor, seed: int) -> dict[str, np.ndarray]:
+        """Draw what the model observes once for each row of x (n, d): arrays (n, ...) by name."""
+
+
+class ModelTarget(HasData, ForeignTarget):
+    """A target of a whole model of another library."""
 
 
 class _LogProb(torch.autograd.Function):

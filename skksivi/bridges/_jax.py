@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
+from inspect import signature
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
@@ -14,10 +15,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from skksivi._utils.arrays import as_array
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi.bridges._angles import on_one_period
-from skksivi.bridges._foreign import ForeignTarget, ModelPairs, as_tensor_like, import_library
+from skksivi.bridges._foreign import ForeignTarget, ModelPairs, ModelTarget, as_tensor_like, import_library
 from skksivi.targets import NamedTarget, coordinate_names
 
 if TYPE_CHECKING:
@@ -42,8 +44,7 @@ class Compiled(NamedTuple):
 class JaxTarget(ForeignTarget):
     """A target of a log-density of one point, which is a tree of arrays like `example`.
 
-    Parameters are the arrays of the tree, or what `constrain_one` returns for it. With a key `draw_one` returns a
-    point of the prior.
+    Parameters are the arrays of the tree, or what `constrain_one` returns for it.
     """
 
     _compiled: Compiled
@@ -55,7 +56,6 @@ class JaxTarget(ForeignTarget):
         example: object,
         constrain_one: Constrain | None = None,
         spaces: Mapping[str, str] | None = None,
-        draw_one: Callable[[Array], object] | None = None,
     ) -> None:
         jax = import_library("jax", "jax")
         leaves, self._tree = jax.tree.flatten_with_path(example)
@@ -64,7 +64,7 @@ class JaxTarget(ForeignTarget):
         }
         super().__init__(coordinate_names(self._shapes, spaces))
         self._log_density = log_density
-        self._constrain_one, self._draw_one = constrain_one, draw_one
+        self._constrain_one = constrain_one
         self._compiled = self._compile()
         self._probe()
 
@@ -86,13 +86,6 @@ class JaxTarget(ForeignTarget):
         """Return the product of the symmetric Jacobian of the score at x (n, d) with v (n, d)."""
         X, V = (a.detach().cpu().numpy() for a in (x, v))
         return as_tensor_like(self._call(self._compiled.product, X, V), x).to(x)
-
-    def _from_prior(self, n: int, seed: int) -> np.ndarray:
-        jax = import_library("jax", "jax")
-        if self._draw_one is None:
-            return super()._from_prior(n, seed)
-        z = jax.jit(jax.vmap(self._draw_one))(jax.random.split(jax.random.key(seed), n))
-        return np.concatenate([np.reshape(leaf, (n, -1)) for leaf in jax.tree.leaves(z)], 1)
 
     def _evaluate(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._call(self._compiled.value_and_gradient, X)
@@ -123,19 +116,19 @@ class JaxTarget(ForeignTarget):
             start += math.prod(shape)
         return self._tree.unflatten(leaves)
 
+    def _parameters_of(self, row: Array) -> Mapping[str, Array]:
+        point = self._point(row)
+        if self._constrain_one is not None:
+            return self._constrain_one(point)
+        return dict(zip(self._shapes, self._tree.flatten_up_to(point), strict=True))
+
     def _compile(self) -> Compiled:
         jax = import_library("jax", "jax")
 
         def product(row: Array, v: Array) -> Array:
             return jax.jvp(jax.grad(self._log_p), (row,), (v,))[1]
 
-        def parameters(row: Array) -> Mapping[str, Array]:
-            point = self._point(row)
-            if self._constrain_one is not None:
-                return self._constrain_one(point)
-            return dict(zip(self._shapes, jax.tree.leaves(point), strict=True))
-
-        functions = (jax.value_and_grad(self._log_p), product, parameters)
+        functions = (jax.value_and_grad(self._log_p), product, self._parameters_of)
         return Compiled(*(jax.jit(jax.vmap(function)) for function in functions))
 
     def _probe(self) -> None:
@@ -275,25 +268,66 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     >>> target.constrain([[0.0]])["rate"].tolist()
     [1.0]
     """
-    model = import_library("numpyro", "numpyro").handlers.reparam(model, config=_as_angle)
-    info = _initialized(model, model_args=args, model_kwargs=kwargs)
-    spaces = _spaces(info.model_trace)
-    draw_one = partial(_drawn, model, list(info.param_info.z), args, kwargs)
-    density = partial(_negative, info.potential_fn)
-    target = JaxTarget(density, info.param_info.z, info.postprocess_fn, spaces, draw_one)
+    angular = import_library("numpyro", "numpyro").handlers.reparam(model, config=_as_angle)
+    info = _initialized(angular, model_args=args, model_kwargs=kwargs)
+    target = NumpyroTarget(partial(angular, *args, **kwargs), info, signature(model).bind(*args, **kwargs).arguments)
     reparametrised = [name.removesuffix("_factor") for name in info.model_trace if name.endswith("_factor")]
     return on_one_period(target, [f"{name}_unwrapped" for name in reparametrised])  # by CircularReparam
 
 
-def _drawn(
-    model: Callable[..., object], latent: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Array
-) -> dict[str, Array]:
-    """Return the latent sites of a model, drawn from their prior, on the whole line."""
-    handlers = import_library("numpyro.handlers", "numpyro")
-    util = import_library("numpyro.infer.util", "numpyro")
-    seeded = handlers.seed(model, key)
-    trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-    return util.unconstrain_fn(seeded, args, kwargs, {name: trace[name]["value"] for name in latent})
+class NumpyroTarget(ModelTarget, JaxTarget):
+    """A target of a NumPyro model without arguments, with what `_initialized` has found, and its data by name."""
+
+    def __init__(self, model: Callable[[], object], info: Any, given: Mapping[str, Any]) -> None:  # noqa: ANN401
+        density, z, trace = partial(_negative, info.potential_fn), info.param_info.z, info.model_trace
+        super().__init__(density, z, info.postprocess_fn, _spaces(trace))
+        self._model, self._latent = model, list(z)
+        # the density of an angle by CircularReparam is a factor
+        factors = (name.replace("_unwrapped", "_factor") for name in z if name.endswith("_unwrapped"))
+        self._of_prior = [*z, *(name for name in factors if name in trace)]
+        unit = import_library("numpyro.distributions", "numpyro").Unit  # of factors
+        self._observed = [
+            name for name, site in trace.items() if site.get("is_observed") and not isinstance(site["fn"], unit)
+        ]
+        values = {name: trace[name]["value"] for name in self._observed}
+        self.observed_data = {name: np.asarray(value) for name, value in values.items()}
+        self.constant_data = {
+            name: np.asarray(value)
+            for name, value in given.items()
+            if hasattr(value, "dtype") and not any(value is own for own in values.values())
+        }
+
+    def _from_prior(self, n: int, seed: int) -> np.ndarray:
+        jax = import_library("jax", "jax")
+        z = jax.jit(jax.vmap(self._drawn))(jax.random.split(jax.random.key(seed), n))
+        return np.concatenate([np.reshape(leaf, (n, -1)) for leaf in jax.tree.leaves(z)], 1)
+
+    def _drawn(self, key: Array) -> dict[str, Array]:
+        """Return the latent sites, drawn from their prior, on the whole line."""
+        handlers = import_library("numpyro.handlers", "numpyro")
+        util = import_library("numpyro.infer.util", "numpyro")
+        seeded = handlers.seed(self._model, key)
+        trace = handlers.trace(seeded).get_trace()
+        return util.unconstrain_fn(seeded, (), {}, {name: trace[name]["value"] for name in self._latent})
+
+    def densities(self, x: Tensor, *, observed: bool) -> dict[str, np.ndarray]:
+        """Evaluate log-densities of what the model observes, or of its parameters, element by element."""
+        jax, handlers = import_library("jax", "jax"), import_library("numpyro.handlers", "numpyro")
+        names = self._observed if observed else self._of_prior
+
+        def of_row(row: Array) -> dict[str, Array]:
+            known = handlers.substitute(self._model, self._parameters_of(row))
+            trace = handlers.trace(known).get_trace()
+            return {name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in names}
+
+        return self._call(jax.jit(jax.vmap(of_row)), as_array(x))
+
+    def predictive_draws(self, x: Tensor, seed: int) -> dict[str, np.ndarray]:
+        """Draw what the model observes once for each row of x (n, d)."""
+        numpyro, jax = import_library("numpyro", "numpyro"), import_library("jax", "jax")
+        free = numpyro.handlers.uncondition(self._model)
+        predictive = numpyro.infer.Predictive(free, self.constrain(x), return_sites=self._observed)
+        return {name: np.asarray(values) for name, values in predictive(jax.random.key(seed)).items()}
 
 
 def _as_angle(site: Mapping[str, Any]) -> object:

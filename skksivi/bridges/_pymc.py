@@ -13,8 +13,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from skksivi._utils.arrays import as_array
 from skksivi.bridges._angles import on_one_period
-from skksivi.bridges._foreign import BlackBoxTarget, ModelPairs, by_row, import_library
+from skksivi.bridges._foreign import ONE_AT_A_TIME, BlackBoxTarget, ModelPairs, ModelTarget, by_row, import_library
 from skksivi.targets import NamedTarget, coordinate_names
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class CompiledModel(NamedTuple):
     parameters: Function
 
 
-class PymcTarget(BlackBoxTarget):
+class PymcTarget(ModelTarget, BlackBoxTarget):
     """A target of a PyMC model, in the space of its value variables.
 
     With the names of data containers each row of points holds the values of these too, behind its coordinates.
@@ -50,7 +51,9 @@ class PymcTarget(BlackBoxTarget):
         self._data = {name: model[name].get_value().shape for name in data}
         self._parameter_names = [variable.name for variable in model.unobserved_RVs]
         self.coords = {name: labels for name, labels in model.coords.items() if labels is not None}
-        self.dims = {name: dims for name, dims in model.named_vars_to_dims.items() if name in self._parameter_names}
+        self.dims = dict(model.named_vars_to_dims)
+        of_arviz = import_library("pymc.backends.arviz", "pymc")
+        self.observed_data, self.constant_data = of_arviz.find_observations(model), of_arviz.find_constants(model)
         self._compiled = self._compile()
 
     def _value_and_gradient(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -59,6 +62,33 @@ class PymcTarget(BlackBoxTarget):
 
     def _parameters(self, X: np.ndarray) -> dict[str, np.ndarray]:
         return dict(zip(self._parameter_names, self._compiled.parameters(X), strict=True))
+
+    def densities(self, x: Tensor, *, observed: bool) -> dict[str, np.ndarray]:
+        """Evaluate log-densities of what the model observes, or of its parameters, element by element."""
+        model = self._model
+        variables = model.observed_RVs if observed else model.free_RVs
+        if not variables:
+            return {}
+        shapes = {v: self._shapes[v.name] for v in model.continuous_value_vars}
+        with ONE_AT_A_TIME:
+            evaluate = _of_rows(model.logp(variables, jacobian=False, sum=False), shapes)
+            found = evaluate(as_array(x).astype(np.float64))
+        return dict(zip((variable.name for variable in variables), found, strict=True))
+
+    def predictive_draws(self, x: Tensor, seed: int) -> dict[str, np.ndarray]:
+        """Draw what the model observes once for each row of x (n, d)."""
+        model, pymc = self._model, import_library("pymc", "pymc")
+        if not model.observed_RVs:
+            return {}
+        replaced = import_library("pytensor.graph.replace", "pymc").clone_replace
+        row = import_library("pytensor.tensor", "pymc").vector("x", dtype="float64")
+        parts = _split(row, {v: self._shapes[v.name] for v in model.continuous_value_vars})
+        free = dict(zip(model.free_RVs, model.replace_rvs_by_values(model.free_RVs), strict=True))
+        observed = replaced(replaced(model.observed_RVs, free), parts)
+        draw = pymc.compile([row], observed, random_seed=seed)  # of rows: not all distributions can be vectorised
+        with ONE_AT_A_TIME:
+            found = by_row(draw, as_array(x).astype(np.float64))
+        return dict(zip((variable.name for variable in model.observed_RVs), found, strict=True))
 
     def _compile(self) -> CompiledModel:
         model = self._model

@@ -43,7 +43,11 @@ class Target:
     A subclass defines `n_features` and either `score_fn(x)` or `log_prob(x)`, whose gradient is then the score; it
     need not call `__init__`. Optional: `sample(n, generator)` where an exact sampler exists; `prior_draws(n, seed)`,
     an array of at most n points of the prior, from which modes are searched, too; and `score_vjp(x)`, which returns
-    the score and its vector-Jacobian product, the map of v to J^T v (n, d), to avoid the automatic one.
+    the score and its vector-Jacobian product, the map of v to J^T v (n, d), to avoid the automatic one. For
+    `skksivi.to_arviz`: `log_likelihood(x)`, the log-density (n, rows) of each observation; `log_prior(x)` (n,), by
+    default what is left of `log_prob`; `predictive_draws(x, seed)`, a data set for each row of x, (n,
+    rows); and `observed_data` and `constant_data`, dicts of arrays. Several kinds of observations are dicts of arrays
+    (n, ...).
     A target can be passed to scikit-learn's search tools instead of X, with `skksivi.model_selection.Replicates` as
     `cv`, because it has no rows to split: row zero is the target itself, and any other row k is the same target as
     another replicate.

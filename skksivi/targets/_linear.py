@@ -180,8 +180,14 @@ class BayesianMultinomialRegression(Target):
         """Evaluate log p at each row of theta (n, p k), up to a constant."""
         if not theta.requires_grad and (blocks := in_blocks(self, theta, *self._Y.shape)):
             return blocks.total(log_prob_of, theta)
-        log_p = (self._logits(theta).log_softmax(-1) * self._Y.to(theta)).sum(-1)
-        return log_p @ self._w.to(theta) - self.prior_precision / 2 * theta.square().sum(-1)
+        return self._log_p(theta) @ self._w.to(theta) - self.prior_precision / 2 * theta.square().sum(-1)
+
+    def log_likelihood(self, theta: Tensor) -> Tensor:
+        """Evaluate the log-likelihood of each observation, times its weight, at each row of theta (n, p k)."""
+        return self._log_p(theta) * self._w.to(theta)
+
+    def _log_p(self, theta: Tensor) -> Tensor:
+        return (self._logits(theta).log_softmax(-1) * self._Y.to(theta)).sum(-1)
 
     def score_fn(self, theta: Tensor) -> Tensor:
         """Evaluate the gradient of log p at each row of theta (n, p k)."""

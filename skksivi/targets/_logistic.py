@@ -91,9 +91,15 @@ class BayesianLogisticRegression(Target):
         """Evaluate log p at each row of beta (n, d), up to a constant."""
         if not beta.requires_grad and (blocks := in_blocks(self, beta, len(self._X))):
             return blocks.total(log_prob_of, beta)
+        return self._weight * self._log_p(beta).sum(-1) - self.prior_precision / 2 * beta.square().sum(-1)
+
+    def log_likelihood(self, beta: Tensor) -> Tensor:
+        """Evaluate the log-likelihood of each observation, times its weight, at each row of beta (n, d)."""
+        return self._weight * self._log_p(beta)
+
+    def _log_p(self, beta: Tensor) -> Tensor:
         X, sign = self._X.to(beta), 2 * self._y.to(beta) - 1
-        log_likelihood = self._weighted(torch.nn.functional.logsigmoid(sign * (beta @ X.mT))).sum(-1)
-        return self._weight * log_likelihood - self.prior_precision / 2 * beta.square().sum(-1)
+        return self._weighted(torch.nn.functional.logsigmoid(sign * (beta @ X.mT)))
 
     def score_fn(self, beta: Tensor) -> Tensor:
         """Evaluate the gradient of log p at each row of beta (n, d)."""

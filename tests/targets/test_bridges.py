@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from plain_targets import normal, resolved
+from scipy.stats import norm
 
 from skksivi import KSIVIApproximator
 from skksivi.bridges._jax import JaxTarget
@@ -303,6 +304,53 @@ def test_labels_of_pymc_are_kept():
     assert target.dims == {"w": ("part",)}
     assert list(target.coords["part"]) == ["a", "b", "c"]
     np.testing.assert_array_equal(target.constrain(points(3))["rows"], [[1.0, 2.0]] * 3)
+
+
+GROUP = np.array([0, 0, 1, 1, 1])
+
+
+def grouped_in_numpyro(group, y):
+    import numpyro
+    import numpyro.distributions as dist
+
+    effect = numpyro.sample("effect", dist.Normal(0, 2).expand([2]))
+    scale, angle = numpyro.sample("scale", dist.HalfNormal(1)), numpyro.sample("angle", dist.VonMises(0.0, 2.0))
+    numpyro.factor("nothing", 0 * scale)
+    numpyro.sample("y", dist.Normal(effect[group] + angle, scale), obs=y)
+
+
+def make_grouped(library):
+    if library == "NumPyro":
+        pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
+        return from_numpyro(grouped_in_numpyro, GROUP, y=np.array(Y))
+    pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
+    with pm.Model() as model, without_c_compiler():
+        effect, scale = pm.Normal("effect", 0, 2, shape=2), pm.HalfNormal("scale", 1)
+        angle = pm.VonMises("angle", 0.0, 2.0)
+        pm.Normal("y", effect[pm.Data("group", GROUP)] + angle, scale, observed=Y)
+        return from_pymc(model)
+
+
+@pytest.mark.parametrize("library", ["NumPyro", "PyMC"])
+def test_a_model_knows_its_rows_and_predicts_them(library):
+    target = make_grouped(library)
+    x = torch.as_tensor(np.random.RandomState(0).normal(size=(500, 4)))
+    with without_c_compiler() if library == "PyMC" else nullcontext():
+        likelihood, prior = target.log_likelihood(x), target.log_prior(x)
+        drawn, again, others = (target.predictive_draws(x, seed)["y"] for seed in (0, 0, 1))
+    found = target.constrain(x)
+    at, scale = found["effect"][:, GROUP] + found["angle"].reshape(-1, 1), found["scale"].reshape(-1, 1)
+    np.testing.assert_allclose(likelihood.pop("y"), norm.logpdf(Y, at, scale), rtol=1e-6)
+    assert not likelihood
+    of_prior = norm.logpdf(found["effect"], 0, 2).sum(1) - found["scale"] ** 2 / 2 + 2 * np.cos(found["angle"])
+    rest = sum(values.reshape(500, -1).sum(1) for values in prior.values()) - of_prior
+    np.testing.assert_allclose(rest, rest.mean(), rtol=1e-6)
+    z = (drawn - at) / scale
+    np.testing.assert_allclose([z.mean(), z.std()], [0, 1], atol=4 / np.sqrt(z.size))
+    assert abs(np.corrcoef(z.T) - np.eye(5)).max() < 4.5 / np.sqrt(500)
+    np.testing.assert_array_equal(drawn, again)
+    assert (drawn != others).all()
+    assert (*target.observed_data["y"], *target.constant_data["group"]) == (*Y, *GROUP)
 
 
 def test_a_tree_of_arrays_is_taken_apart_and_put_together():

@@ -228,6 +228,31 @@ def test_the_readme_has_the_numbers_of_the_frontier(frontier):
         assert (accurate, calls, more) == (of_31, all_calls, next_calls)
 
 
+def test_sentences_have_the_numbers_of_the_frontier(frontier):
+    document = json.loads((ROOT / "benchmarks" / "frontier.json").read_text())
+
+    def capped(method, cases):
+        calls = [s.calls for case in cases if (s := frontier.summary(document, case, method))]
+        return sum(n <= frontier.LIMIT for n in calls), len(calls)
+
+    (ours, of), (trained, _) = (capped(f"KSIVI{how}", frontier.POSTERIORS) for how in ("", ", always trained"))
+    expensive, of_these = capped("KSIVI", frontier.EXPENSIVE)
+    fewer, both = frontier.compared(document, "NUTS, low rank (nutpie)", "calls").split(" of ")
+    always = '"always trained" (``train=True``)'
+    for page, sentence in [
+        ("README", f"NUTS needs fewer calls than KSIVI on {fewer} of {both}."),
+        ("README", f"with this cap KSIVI has {ours}, always trained {trained}."),
+        ("doc/nuts", f"On {both} posteriors where both are accurate it needed fewer calls on {fewer}:"),
+        ("doc/comparison", f"on {fewer} of the {both} on which both are accurate"),
+        ("doc/comparison", f"{ours} of the {of} and {expensive} of the {of_these}, and {always} {trained}."),
+    ]:
+        assert sentence in " ".join((ROOT / f"{page}.rst").read_text("utf-8").split())
+
+
+def test_the_readme_is_short():
+    assert len(README.split()) <= 900
+
+
 def test_addresses_and_the_version_are_those_of_the_project():
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
     assert urls["Documentation"] == DOCUMENTATION

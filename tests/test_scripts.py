@@ -448,6 +448,7 @@ def test_the_manual_has_the_tables_of_the_paper(results, tmp_path, capsys):
     ("script", "options", "study", "page"),
     [
         ("costs", [], "costs", "comparison"),
+        ("hierarchy", ["schools"], "schools", "nuts"),
         ("reference", ["targets", "--check"], "references", "benchmarks"),
         ("search", ["--criteria"], "criteria", "sklearn"),
     ],

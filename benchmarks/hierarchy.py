@@ -9,8 +9,8 @@ relative error of the weights it found. The paper's ring, the same shifted by 5 
 Student: squared Wasserstein distance in the boxes [-a, a]^2, 1,000 draws against 10,000 exact ones, means over three
 sets. Hard: a mixture of four Gaussians (d = 10), a banana (d = 20) and Neal's funnel (d = 10), by sliced Wasserstein
 distance at 2,000 draws and the worst mean and standard deviation. Exact draws give the floor, in the same units.
-Schools: quantiles of the spread between schools with their standard errors, by a default fit and by NumPyro's NUTS, one
-chain at target_accept_prob=0.95, in float64; calls are those of the fit, or of the chain with its warm-up.
+Schools: quantiles of the spread between schools with their standard errors, by a default fit and by NumPyro's NUTS,
+one chain at target_accept_prob=0.95, in float64; calls are those of the fit, or of the chain with its warm-up.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def hard(case: str, method: str, seed: int, max_iter: int | None, n: int) -> dic
     return {"distance": distance, "error": error.max(), "sds": (ratio.min(), ratio.max())}
 
 
-def eight_schools(y, se):  # noqa: ANN001, ANN201
+def eight_schools(y, se):
     """State the model in NumPyro."""
     import numpyro
     from numpyro import distributions as dist

@@ -216,7 +216,7 @@ def test_the_example_of_the_readme_prints_what_it_says(capsys):
     assert [line.split("  ")[0] for line in found[2:4]] == [line.split("  ")[0] for line in expected[2:4]]
     calls = {stage.name: stage.n_calls for stage in names["q"].stages_}
     said = re.search(
-        r"of ([\d,]+) calls in README's example ([\d,]+) check the score, ([\d,]+) search for other modes, and ([\d,]+)",
+        r"of (\S+) calls in README's example (\S+) check the score, (\S+) search for other modes, and (\S+) are",
         " ".join((ROOT / "doc/comparison.rst").read_text("utf-8").split()),
     )
     spent = [sum(calls.values()), *(calls[name] for name in ("checks", "search for modes", "certificate"))]

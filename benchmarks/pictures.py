@@ -109,9 +109,9 @@ def flow(_):
 
 
 def stages(_):
-    """Distance to reference draws against score calls, after each stage of the pilot, on four posteriors."""
-    figure, ax = plt.subplots(figsize=(7.4, 4.2), layout="constrained")
-    names = {"waveform": BLUE, "eight_schools": ORANGE, "stack_loss": GREEN, "geyser": GREY}
+    """Distance to reference draws against score calls, after each stage of the pilot, on three posteriors."""
+    figure, ax = plt.subplots(figsize=(6.2, 4.2), layout="constrained")
+    names = {"waveform": BLUE, "eight_schools": ORANGE, "stack_loss": GREEN}
     for name, colour in names.items():
         target, R = POSTERIORS[name].make(), reference(name)
         whole = KSIVIApproximator(train=False, random_state=0).fit(target).whitening_.attempts
@@ -125,15 +125,16 @@ def stages(_):
                 q = KSIVIApproximator(whiten=pilot, train=False, random_state=0).fit(target)
             calls.append(sum(attempt.n_calls for attempt in whole[: k + 1]))
             distances.append(measure(q.sample(len(R)), R)["w2"] / floor(R))
-        ax.plot(calls, distances, "o-", color=colour, label=name.replace("_", " "))
+        ax.plot(calls, distances, "o-", color=colour)
         for k, x, y in zip(found, calls, distances, strict=True):
-            below = (4, -11) if name == "geyser" and whole[k].stage != "matched Gaussian" else (4, 5)
-            ax.annotate(whole[k].stage, (x, y), below, textcoords="offset points", fontsize=7.5, color=colour)
+            last = {"xytext": (0, -14), "ha": "center"} if k == found[-1] else {"xytext": (6, 5)}  # below the floor
+            ax.annotate(whole[k].stage, (x, y), textcoords="offset points", fontsize=10, color=colour, **last)
+        above = {"xytext": (6, 18), "fontsize": 11, "weight": "bold", "color": colour}
+        ax.annotate(name.replace("_", " "), (calls[0], distances[0]), textcoords="offset points", **above)
     ax.axhline(1, color="k", lw=0.8, ls="--")
     ax.set(xscale="log", yscale="log", xlabel="score calls", ylabel="W2 to reference draws / floor")
-    ax.margins(x=0.15)
+    ax.margins(x=0.15, y=0.15)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=9)
     return figure
 
 

@@ -76,6 +76,8 @@ NUTS_RUNGS = rungs(
     NUTS_SETTINGS, (1, 100, 300), (1, 150, 500), (1, 200, 800), (1, 300, 1200), (1, 400, 2500), (4, 400, 1500)
 )
 METHODS = {
+    "KSIVI": Method(KSIVIApproximator, [{}], ("#0072B2", "o")),
+    "KSIVI, always trained": Method(KSIVIApproximator, [{"train": True}], ("#88CCEE", "o")),
     "NUTS, low rank (nutpie)": Method(NutpieNUTS, NUTS_RUNGS, ("#D55E00", "v")),
     "NUTS, from the mode (nutpie)": Method(
         NutpieNUTS, [rung | {"starts_at_mode": True} for rung in NUTS_RUNGS], ("#882255", "^")
@@ -115,8 +117,6 @@ METHODS = {
         FullRankVI, rungs("max_iter", (50,), (100,), (200,), (400,), (800,), (1500,)), ("#56B4E9", "s")
     ),
     "normalising flow (zuko)": Method(Flow, rungs("max_iter", (100,), (200,), (600,), (1500,)), ("#000000", "P")),
-    "KSIVI": Method(KSIVIApproximator, [{}], ("#0072B2", "o")),
-    "KSIVI, always trained": Method(KSIVIApproximator, [{"train": True}], ("#88CCEE", "o")),
 }
 CASES = [*POSTERIORS, *EXPENSIVE]
 
@@ -258,7 +258,7 @@ def by_method(document, method):
     every = of_method(document, method)
     good = [s for s in every if math.isfinite(s.calls)]
     medians = np.median([s[:5] for s in good], 0) if good else 5 * [math.inf]
-    n = [f"{sum(math.isfinite(s.calls) for s in some)} of {len(some)}" for some in
+    n = [f"{sum(math.isfinite(s.calls) for s in some)} of {len(some)}" if some else r"\-" for some in
          (of_method(document, method, POSTERIORS), of_method(document, method, EXPENSIVE))]  # fmt: skip
     calls, w2 = (short(np.median([getattr(s, key) for s in every])) for key in ("calls", "w2"))
     fewer = (compared(document, method, key) for key in ("calls", "seconds"))

@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,11 @@ from skksivi import __version__
 
 GIT = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
 
-#: Kept with each result.
+#: Kept with each result. Older ones have the commit that recorded them, "recorded", and its date.
 VERSIONS = {
     "skksivi": __version__,
     "commit": subprocess.run(GIT, capture_output=True, text=True, check=False).stdout.strip(),
+    "date": date.today().isoformat(),
     "torch": torch.__version__,
     "numpy": np.__version__,
 }

@@ -76,6 +76,8 @@ NUTS_RUNGS = rungs(
     NUTS_SETTINGS, (1, 100, 300), (1, 150, 500), (1, 200, 800), (1, 300, 1200), (1, 400, 2500), (4, 400, 1500)
 )
 METHODS = {
+    "KSIVI": Method(KSIVIApproximator, [{}], ("#0072B2", "o")),
+    "KSIVI, always trained": Method(KSIVIApproximator, [{"train": True}], ("#88CCEE", "o")),
     "NUTS, low rank (nutpie)": Method(NutpieNUTS, NUTS_RUNGS, ("#D55E00", "v")),
     "NUTS, from the mode (nutpie)": Method(
         NutpieNUTS, [rung | {"starts_at_mode": True} for rung in NUTS_RUNGS], ("#882255", "^")
@@ -115,8 +117,6 @@ METHODS = {
         FullRankVI, rungs("max_iter", (50,), (100,), (200,), (400,), (800,), (1500,)), ("#56B4E9", "s")
     ),
     "normalising flow (zuko)": Method(Flow, rungs("max_iter", (100,), (200,), (600,), (1500,)), ("#000000", "P")),
-    "KSIVI": Method(KSIVIApproximator, [{}], ("#0072B2", "o")),
-    "KSIVI, always trained": Method(KSIVIApproximator, [{"train": True}], ("#88CCEE", "o")),
 }
 CASES = [*POSTERIORS, *EXPENSIVE]
 
@@ -258,7 +258,7 @@ def by_method(document, method):
     every = of_method(document, method)
     good = [s for s in every if math.isfinite(s.calls)]
     medians = np.median([s[:5] for s in good], 0) if good else 5 * [math.inf]
-    n = [f"{sum(math.isfinite(s.calls) for s in some)} of {len(some)}" for some in
+    n = [f"{sum(math.isfinite(s.calls) for s in some)} of {len(some)}" if some else r"\-" for some in
          (of_method(document, method, POSTERIORS), of_method(document, method, EXPENSIVE))]  # fmt: skip
     calls, w2 = (short(np.median([getattr(s, key) for s in every])) for key in ("calls", "w2"))
     fewer = (compared(document, method, key) for key in ("calls", "seconds"))
@@ -289,26 +289,35 @@ def tables(document):
 
 # The figure
 
+#: The lines in colour.
+NAMED = (
+    "KSIVI", "NUTS, low rank (nutpie)", "microcanonical (blackjax)", "adaptive importance sampling",
+    "normalising flow (zuko)",
+)  # fmt: skip
+
 
 def draw(document):
     """Draw the share of posteriors on which a method is accurate, against calls and against seconds."""
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(8.8, 4.4), sharey=True, layout="constrained")
     for ax, key in zip(axes, ("calls", "seconds"), strict=True):
-        needed = {method: [getattr(s, key) for s in of_method(document, method)] for method in methods_of(document)}
+        methods = sorted(methods_of(document), key=lambda method: method in NAMED)  # the named ones above the others
+        needed = {method: [getattr(s, key) for s in of_method(document, method)] for method in methods}
         last = 1.3 * max((x for values in needed.values() for x in values if math.isfinite(x)), default=1.0)
         for method, values in needed.items():
             colour, marker = METHODS[method].style
             at = np.sort([x for x in values if math.isfinite(x)])
             share = 100 * np.arange(len(at) + 1) / len(values)
-            line = {"color": colour, "marker": marker, "ms": 4, "mec": "0.3", "mew": 0.3, "markevery": range(len(at))}
-            width = 2.6 if method == "KSIVI" else 1.3
-            ax.step([*at, last], [*share[1:], share[-1]], where="post", lw=width, label=method, **line)
+            line = {"color": "0.8", "lw": 1.0, "label": "the other methods" if method == methods[0] else None}
+            if method in NAMED:
+                line = {"color": colour, "marker": marker, "ms": 4, "mew": 0, "lw": 2.6 if method == "KSIVI" else 1.5}
+                line |= {"label": method, "markevery": range(len(at))}
+            ax.step([*at, last], [*share[1:], share[-1]], where="post", **line)
         ax.set(xscale="log", ylim=(0, 101))
         ax.grid(alpha=0.3)
     axes[0].set(xlabel="evaluations of the score", ylabel="posteriors with an accurate fit, %")
     axes[1].set(xlabel="seconds of CPU time, compilation included")
     figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=8, frameon=False
+        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=11, frameon=False
     )
     return figure
 

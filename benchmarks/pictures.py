@@ -1,20 +1,14 @@
 """The pictures of the manual that explain an idea: `python benchmarks/pictures.py` draws them anew."""
 
 import argparse
-import warnings
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from defaults import floor, measure
-from posteriors import POSTERIORS
-from reference import reference
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, mixing
 from skksivi.kernels import IMQ, Gaussian
-from skksivi.parameters import Pilot
-from skksivi.pilot._pilot import QUICK
 from skksivi.plotting import LayersDisplay
 from skksivi.targets import EightGaussians, StudentT
 
@@ -108,35 +102,6 @@ def flow(_):
     return figure
 
 
-def stages(_):
-    """Distance to reference draws against score calls, after each stage of the pilot, on four posteriors."""
-    figure, ax = plt.subplots(figsize=(7.4, 4.2), layout="constrained")
-    names = {"waveform": BLUE, "eight_schools": ORANGE, "stack_loss": GREEN, "geyser": GREY}
-    for name, colour in names.items():
-        target, R = POSTERIORS[name].make(), reference(name)
-        whole = KSIVIApproximator(train=False, random_state=0).fit(target).whitening_.attempts
-        found = [k for k, attempt in enumerate(whole) if attempt.verdict]
-        calls, distances = [], []
-        for k in found:
-            done = {attempt.stage for attempt in whole[: k + 1]}
-            pilot = Pilot(effort="low", skip=[stage.name for stage in QUICK if stage.name not in done])
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                q = KSIVIApproximator(whiten=pilot, train=False, random_state=0).fit(target)
-            calls.append(sum(attempt.n_calls for attempt in whole[: k + 1]))
-            distances.append(measure(q.sample(len(R)), R)["w2"] / floor(R))
-        ax.plot(calls, distances, "o-", color=colour, label=name.replace("_", " "))
-        for k, x, y in zip(found, calls, distances, strict=True):
-            below = (4, -11) if name == "geyser" and whole[k].stage != "matched Gaussian" else (4, 5)
-            ax.annotate(whole[k].stage, (x, y), below, textcoords="offset points", fontsize=7.5, color=colour)
-    ax.axhline(1, color="k", lw=0.8, ls="--")
-    ax.set(xscale="log", yscale="log", xlabel="score calls", ylabel="W2 to reference draws / floor")
-    ax.margins(x=0.15)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=9)
-    return figure
-
-
 def spread(centre, around):
     """A box in the middle with arrows to and from four others."""
     figure, ax = plt.subplots(figsize=(4, 2.8), layout="constrained")
@@ -166,7 +131,6 @@ PICTURES = {
     "tail": tail,
     "layers": layers,
     "flow": flow,
-    "stages": stages,
 }
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import tomllib
 import warnings
+from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +32,7 @@ COMMANDS = {
     "examples/plot_patients.py": "--patients 50 --training 60 --calls 600 --output patients.png",
     "examples/plot_stream.py": "--training 60 --calls 600 --output stream.png",
     "benchmarks/amortized.py": "--quick --out amortized.json",
+    "benchmarks/ages.py": "",
     "benchmarks/costs.py": "",
     "examples/plot_waveform.py": "--max-iter 100 --output waveform.png",
     "examples/plot_search.py": "--max-iter 5 --output search.png",
@@ -90,6 +92,7 @@ WEIGHED = {"examples/plot_mode_weights.py", "benchmarks/hierarchy.py"}
 
 #: Those that take less than a second.
 QUICK = {
+    "benchmarks/ages.py",
     "benchmarks/costs.py",
     "benchmarks/paper.py waveform",
     "benchmarks/posteriors.py",
@@ -211,6 +214,13 @@ def test_the_example_of_the_readme_prints_what_it_says(capsys):
     assert [[len(row) for row in rows] for rows in numbers] == [[10, 10], [10, 10]]
     np.testing.assert_allclose(*(np.array(rows, float) for rows in numbers), atol=0.02)
     assert [line.split("  ")[0] for line in found[2:4]] == [line.split("  ")[0] for line in expected[2:4]]
+    calls = {stage.name: stage.n_calls for stage in names["q"].stages_}
+    said = re.search(
+        r"of (\S+) calls in README's example (\S+) check the score, (\S+) search for other modes, and (\S+) are",
+        " ".join((ROOT / "doc/comparison.rst").read_text("utf-8").split()),
+    )
+    spent = [sum(calls.values()), *(calls[name] for name in ("checks", "search for modes", "certificate"))]
+    assert [int(number.replace(",", "")) for number in said.groups()] == pytest.approx(spent, rel=0.05)
 
 
 def rows_of(text, names):
@@ -226,6 +236,31 @@ def test_the_readme_has_the_numbers_of_the_frontier(frontier):
     for method, (_, accurate, calls, more, *_) in rows.items():
         _, of_31, _, all_calls, _, _, _, _, next_calls, *_ = frontier.by_method(document, method)
         assert (accurate, calls, more) == (of_31, all_calls, next_calls)
+
+
+def test_sentences_have_the_numbers_of_the_frontier(frontier):
+    document = json.loads((ROOT / "benchmarks" / "frontier.json").read_text())
+
+    def capped(method, cases):
+        calls = [s.calls for case in cases if (s := frontier.summary(document, case, method))]
+        return sum(n <= frontier.LIMIT for n in calls), len(calls)
+
+    (ours, of), (trained, _) = (capped(f"KSIVI{how}", frontier.POSTERIORS) for how in ("", ", always trained"))
+    expensive, of_these = capped("KSIVI", frontier.EXPENSIVE)
+    fewer, both = frontier.compared(document, "NUTS, low rank (nutpie)", "calls").split(" of ")
+    always = '"always trained" (``train=True``)'
+    for page, sentence in [
+        ("README", f"NUTS needs fewer calls than KSIVI on {fewer} of {both}."),
+        ("README", f"with this cap KSIVI has {ours}, always trained {trained}."),
+        ("doc/nuts", f"On {both} posteriors where both are accurate it needed fewer calls on {fewer}:"),
+        ("doc/comparison", f"on {fewer} of the {both} on which both are accurate"),
+        ("doc/comparison", f"{ours} of the {of} and {expensive} of the {of_these}, and {always} {trained}."),
+    ]:
+        assert sentence in " ".join((ROOT / f"{page}.rst").read_text("utf-8").split())
+
+
+def test_the_readme_is_short():
+    assert len(README.split()) <= 900
 
 
 def test_addresses_and_the_version_are_those_of_the_project():
@@ -423,6 +458,7 @@ def test_the_manual_has_the_tables_of_the_paper(results, tmp_path, capsys):
     ("script", "options", "study", "page"),
     [
         ("costs", [], "costs", "comparison"),
+        ("hierarchy", ["schools"], "schools", "nuts"),
         ("reference", ["targets", "--check"], "references", "benchmarks"),
         ("search", ["--criteria"], "criteria", "sklearn"),
     ],
@@ -430,6 +466,45 @@ def test_the_manual_has_the_tables_of_the_paper(results, tmp_path, capsys):
 def test_the_manual_has_the_tables_of_other_commands(script, options, study, page, tmp_path, capsys):
     shown = [*options, "--show", str(ROOT / "benchmarks" / f"{study}.json")]
     check_tables(f"benchmarks/{script}.py", shown, page, [study], tmp_path, capsys)
+
+
+@pytest.fixture
+def ages(monkeypatch):
+    """The module of the ages of the studies."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import ages
+
+    return ages
+
+
+def test_pages_say_when_their_studies_were_made(ages):
+    for name, table in ages.tables().items():
+        page = ROOT / "doc" / f"{name.removeprefix('ages_') if '_' in name else 'benchmarks'}.rst"
+        assert (ROOT / "doc" / "tables" / f"{name}.txt").read_text("utf-8") == table
+        assert f"tables/{name}.txt" in page.read_text("utf-8")
+    made, _, commit = ages.oldest(ages.versions(ages.documents()["frontier"], ours=True)).partition(", ")
+    assert f"KSIVI's rows: {made}, {commit}." in " ".join(README.split())
+
+
+def test_quoted_rows_carry_their_commit_or_it_is_said_why_not(ages):
+    found = ages.documents()
+    of_today = {name for name in found if all("commit" in some for some in ages.versions(found[name]))}
+    quoted = {name for names in ages.QUOTED.values() for name in names}
+    assert quoted - of_today == ages.OLDER.keys()
+
+
+def test_no_quoted_row_of_ours_is_a_month_older_than_the_package(ages):
+    git = ["git", "-C", str(ROOT), "log", "-1", "--format=%cs", "--", "skksivi"]
+    try:
+        changed = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        changed = ""
+    if not changed:
+        pytest.skip("there is no history of git here")
+    found = ages.documents()
+    for name in (name for names in ages.QUOTED.values() for name in names):
+        made = min(some["date"] for some in ages.versions(found[name], ours=True))
+        assert (date.fromisoformat(changed) - date.fromisoformat(made)).days <= 30, name
 
 
 def check_tables(script, arguments, page, names, folder, capsys):

@@ -15,8 +15,7 @@ from skksivi._utils import codec
 from skksivi._utils.arrays import resolve_device
 from skksivi._utils.codec import MAX_BYTES, Kind, Kinds
 from skksivi.amortized._estimator import AmortizedKSIVI
-from skksivi.amortized._family import Conditional, SkipNetwork
-from skksivi.amortized._features import DeepSets
+from skksivi.amortized._family import Conditional, DeepSets, SkipNetwork
 from skksivi.base import BaseApproximator, check_draws
 from skksivi.estimators import HKSIVIApproximator, KSIVIApproximator
 from skksivi.estimators._checkpoint import PARTS

@@ -19,8 +19,7 @@ from skksivi import AmortizedKSIVI, KSIVIApproximator
 from skksivi.amortized import DeepSets
 from skksivi.amortized._contexts import as_contexts, simulated
 from skksivi.amortized._family import Conditional
-from skksivi.amortized._laplace import Laplaces, laplaces
-from skksivi.amortized._paired import PairedScore
+from skksivi.amortized._paired import Laplaces, PairedScore, laplaces
 from skksivi.amortized._training import LEAST, PATIENCE, Split, Walk, divergence, log_probs, train
 
 CPU = torch.device("cpu")

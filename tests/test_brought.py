@@ -20,16 +20,15 @@ from torch import nn
 
 from skksivi import KSIVIApproximator, expectation, save
 from skksivi.baselines import Laplace
-from skksivi.bridges._angles import on_one_period
-from skksivi.bridges._foreign import BlackBoxTarget
+from skksivi.bridges._foreign import BlackBoxTarget, on_one_period
 from skksivi.coordinates._lines import checked_density
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import revive
 from skksivi.pilot._modes import check_aperiodic, find_modes, search_around
 from skksivi.pilot._newton import check_mode, laplace
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
-from skksivi.score._errors import BudgetError, DivergedError
 from skksivi.score._improper import check_proper
+from skksivi.score._tally import BudgetError, DivergedError
 from skksivi.targets import (
     BayesianLogisticRegression,
     Minibatches,

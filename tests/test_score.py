@@ -16,7 +16,7 @@ from plain_targets import PAIR, RING, GaussianScore, as_score, log_gamma_score, 
 from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
 from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._composed import score_for_training
+from skksivi.coordinates._curved import score_for_training
 from skksivi.metrics import ksd
 from skksivi.parameters import Pilot
 from skksivi.pilot._newton import jacobians

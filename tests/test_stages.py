@@ -27,8 +27,8 @@ from skksivi.pilot._points import (
 )
 from skksivi.pilot._stages import Known, LongChains, Newton, OtherModes, Spike, WiderSearch, run_stages
 from skksivi.pilot._symmetries import same_mode
-from skksivi.score._errors import BudgetError, DivergedError
 from skksivi.score._probe import in_double
+from skksivi.score._tally import BudgetError, DivergedError
 
 THOROUGH_NAMES = ("wider mode search", "long chains")
 

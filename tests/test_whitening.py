@@ -24,7 +24,7 @@ from plain_targets import (
 from scipy.special import digamma, polygamma
 
 from skksivi.coordinates._affine import Identity, LowRank
-from skksivi.coordinates._composed import score_for_training
+from skksivi.coordinates._curved import score_for_training
 from skksivi.coordinates._whitening import starting_points
 from skksivi.estimators._start import find_coordinates
 from skksivi.parameters import Pilot

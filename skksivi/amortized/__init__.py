@@ -8,7 +8,7 @@ so that at one y it is an ordinary fit.
 """
 
 from skksivi.amortized._estimator import AmortizedKSIVI
-from skksivi.amortized._features import DeepSets
+from skksivi.amortized._family import DeepSets
 
 __all__ = ["AmortizedKSIVI", "DeepSets"]
 __dir__ = __all__.copy

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from skksivi.amortized._contexts import Rows, joined, take
 from skksivi.amortized._family import Conditional, features_of
-from skksivi.amortized._laplace import Laplaces, laplaces
-from skksivi.amortized._paired import PairedScore
+from skksivi.amortized._paired import Laplaces, PairedScore, laplaces
 from skksivi.amortized._training import (
     Pairs,
     Split,

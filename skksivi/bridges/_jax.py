@@ -18,8 +18,14 @@ from torch.autograd.function import once_differentiable
 from skksivi._utils.arrays import as_array
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
-from skksivi.bridges._angles import on_one_period
-from skksivi.bridges._foreign import ForeignTarget, ModelPairs, ModelTarget, as_tensor_like, import_library
+from skksivi.bridges._foreign import (
+    ForeignTarget,
+    ModelPairs,
+    ModelTarget,
+    as_tensor_like,
+    import_library,
+    on_one_period,
+)
 from skksivi.targets import NamedTarget, coordinate_names
 
 if TYPE_CHECKING:

@@ -14,8 +14,15 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
-from skksivi.bridges._angles import on_one_period
-from skksivi.bridges._foreign import ONE_AT_A_TIME, BlackBoxTarget, ModelPairs, ModelTarget, by_row, import_library
+from skksivi.bridges._foreign import (
+    ONE_AT_A_TIME,
+    BlackBoxTarget,
+    ModelPairs,
+    ModelTarget,
+    by_row,
+    import_library,
+    on_one_period,
+)
 from skksivi.targets import NamedTarget, coordinate_names
 
 if TYPE_CHECKING:

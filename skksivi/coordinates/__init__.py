@@ -1,7 +1,7 @@
 """Coordinates u in which a target is nearly N(0, I), by affine maps, warps and tails; integrals along lines."""
 
 from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._composed import Coordinates, score_for_training
+from skksivi.coordinates._curved import Coordinates, score_for_training
 from skksivi.coordinates._lines import along_chord, checked_density, log_ratio
 from skksivi.coordinates._whitening import Whitening, starting_points
 

@@ -15,8 +15,7 @@ from skksivi._utils.numbers import check_integer
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._whitening import Whitening
-from skksivi.estimators._ksd import SteinTrained
-from skksivi.estimators._objective import objective_of
+from skksivi.estimators._ksd import SteinTrained, objective_of
 from skksivi.estimators._start import Start, check_points, weight_of_pilot
 from skksivi.estimators._trained import langevin_scale
 from skksivi.families import Hierarchy, Layers

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import ClassVar, Generic, Self, cast
+from typing import ClassVar, Generic, NamedTuple, Self, cast
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
+from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, as_array
 from skksivi._utils.warnings import warn_caller
@@ -21,11 +22,11 @@ from skksivi.coordinates import Whitening, score_for_training
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
 from skksivi.estimators._fingerprint import answers_at
 from skksivi.estimators._judge import Judged, better, judged
-from skksivi.estimators._objective import ObjectiveEstimate, rate_of_kl, squared_ksd
 from skksivi.estimators._refit import improves, lacks_mass, refitted, with_lost_part
 from skksivi.estimators._start import N_RESERVED, Start, find_coordinates
 from skksivi.estimators._states import Comparison, SamplerOf, WhenGood, allows_moves, recentred, trained_fit, watch_of
 from skksivi.estimators._trained import F, Trained
+from skksivi.families._layer import Drawn, Family
 from skksivi.families._samplers import Layer, WhitenedSampler
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.kernels import Kernel, resolve_kernel
@@ -42,14 +43,17 @@ from skksivi.parameters import (
     keeps_last,
     plateau_of,
 )
+from skksivi.pilot._chains import clipped_drift
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import PilotPoints
-from skksivi.score._errors import DIVERGED, BudgetError
 from skksivi.score._score import DifferentiableScore, Score
-from skksivi.stein._estimators import GRADIENT_ESTIMATORS
+from skksivi.score._tally import DIVERGED, BudgetError
+from skksivi.stein import value_and_gradients, velocity
+from skksivi.stein._discrepancy import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._path import Memory, averages
-from skksivi.training import Fit, Objective, Run
-from skksivi.training._guard import MomentPenalty, Watch
+from skksivi.training import Fit, Run
+from skksivi.training._guard import MomentPenalty, Steering, Watch
+from skksivi.training._loop import Objective, Scheduled
 
 #: Training parameters that also shape the start.
 OF_START = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge"}
@@ -418,3 +422,77 @@ def _warn_of_search(est: SteinTrained, fit: Fit, is_set: Sequence[str]) -> None:
             f"A candidate of this search is its start, by {fit.report['fitted_by_']}, {why}: {', '.join(unused)} did "
             "not change what is returned."
         )
+
+
+# What a training minimises: the discrepancy of one or of many layers, or KL(q || p), with further terms
+
+
+class ObjectiveEstimate(NamedTuple):
+    """An estimate of an objective from draws.
+
+    Attributes
+    ----------
+    n_draws : int
+    gradients : callable
+        Maps draws to the value, and its gradients in the fields of `Drawn`.
+    """
+
+    n_draws: int
+    gradients: Callable[[Drawn], tuple[Tensor, ...]]
+
+
+def squared_ksd(
+    kernel: Kernel, estimator: GradientEstimator, batch_size: int, *, in_halves: bool
+) -> ObjectiveEstimate:
+    """Return the estimate of KSD^2; with a minibatch for each half of the draws, by the pairs between these."""
+    n_draws = estimator.n_batches * batch_size
+    if in_halves:  # pairs within a half are biased
+        estimator, n_draws = GRADIENT_ESTIMATORS["vanilla"], n_draws + n_draws % 2
+
+    def gradients(drawn: Drawn) -> tuple[Tensor, ...]:
+        ksd, dx, df = value_and_gradients(drawn.x, drawn.target_score - drawn.conditional_score, kernel, estimator)
+        return ksd, dx, df, -df
+
+    return ObjectiveEstimate(n_draws, gradients)
+
+
+def rate_of_kl(kernel: Kernel, batch_size: int, memory: Memory, *, adapts: bool) -> ObjectiveEstimate:
+    """Return the rate at which KL(q || p) falls along the kernelised path gradient, with that gradient."""
+
+    def gradients(drawn: Drawn) -> tuple[Tensor, ...]:
+        x, s, zero = drawn.x, clipped_drift(drawn.target_score), torch.zeros_like(drawn.x)
+        if not len(memory.x):
+            memory.begin(x, s)
+        v = velocity(x, memory, kernel, memory.squared_width() if adapts else None)
+        memory.add(x, s)
+        rate = (v * (s - drawn.conditional_score)).sum(-1).mean(-1)
+        return rate, -v / x.shape[-2], zero, zero
+
+    return ObjectiveEstimate(batch_size, gradients)
+
+
+def objective_of(
+    estimate: ObjectiveEstimate,
+    score_u: DifferentiableScore,
+    family: Family,
+    generator: torch.Generator,
+    *,
+    terms: Sequence[Steering] = (),
+    schedules: Sequence[Scheduled] = (),
+    weights: Sequence[float] | None = None,
+) -> Objective:
+    """Return the sum of estimates over layers, with weights, and of the further terms."""
+    beta = None if weights is None else next(family.parameters()).new_tensor(weights)
+
+    def gradient_fn() -> Tensor:
+        drawn, pull = family.draw_with_pullback(estimate.n_draws, generator, score_u)
+        value, dx, ds, dc = estimate.gradients(drawn)
+        for term in terms:
+            dx.add_(term.gradient(drawn.x, drawn.target_score))
+        if beta is not None:
+            value = beta @ value
+            dx, ds, dc = (gradient * beta[:, None, None] for gradient in (dx, ds, dc))
+        pull(dx, ds, dc)
+        return value
+
+    return Objective(gradient_fn, schedules)

@@ -14,8 +14,7 @@ from torch import Tensor
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions
 from skksivi.coordinates._whitening import Whitening
-from skksivi.estimators._ksd import SteinTrained
-from skksivi.estimators._objective import objective_of
+from skksivi.estimators._ksd import SteinTrained, objective_of
 from skksivi.estimators._start import Start, check_points, weight_of_pilot
 from skksivi.estimators._trained import temperature
 from skksivi.families import Layer, SemiImplicit, covariance_kept, gaussian_layer

@@ -25,7 +25,7 @@ from skksivi.pilot._modes import all_modes, find_modes
 from skksivi.pilot._pilot import MAX_FEATURES, find_whitening
 from skksivi.pilot._points import PilotPoints
 from skksivi.score import Score, Tally
-from skksivi.score._errors import DIVERGED, BudgetError
+from skksivi.score._tally import DIVERGED, BudgetError
 from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty
 from skksivi.training._run import Fit, Run

@@ -26,8 +26,8 @@ from skksivi.pilot._importance import (
 )
 from skksivi.pilot._mixture import MOST_FEATURES, N_QUICK, NEAR, adapted_by_scores, score_divergence
 from skksivi.pilot._points import PilotPoints, judge_chains, judge_halves
-from skksivi.score._errors import DivergedError
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
+from skksivi.score._tally import DivergedError
 
 #: Chains, and trajectories to warm up; about how many calls a trajectory takes.
 N_CHAINS, N_WARM, N_CALLS = 32, 12, 4

@@ -22,8 +22,8 @@ from skksivi.mixing import GaussianMixtureDraws, log_student
 from skksivi.pilot._faults import look_for_jump
 from skksivi.pilot._mixture import Components, covariance_root, fitted_mixture, score_matched
 from skksivi.pilot._points import PilotPoints, judge_weights, limit_of_divergence
-from skksivi.score._errors import BudgetError
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
+from skksivi.score._tally import BudgetError
 
 #: Draws of a round, at least, and points of a pilot at least, filled up by draws of the mixture.
 N_DRAWS, LEAST_POINTS = 512, 2000

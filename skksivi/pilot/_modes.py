@@ -17,7 +17,7 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import FAR, Affine, standard_normal
 from skksivi.coordinates._lines import log_ratio
-from skksivi.coordinates._looks import looks, n_looks
+from skksivi.coordinates._whitening import looks, n_looks
 from skksivi.pilot._mixture import Components, score_divergence
 from skksivi.pilot._newton import MAX_STEPS, is_spike, jacobians, over_kinks, search_modes
 from skksivi.pilot._symmetries import (
@@ -31,9 +31,9 @@ from skksivi.pilot._symmetries import (
     symmetries_of,
 )
 from skksivi.score._bounds import Bound, call_of
-from skksivi.score._errors import DivergedError
 from skksivi.score._improper import ImproperError
 from skksivi.score._score import DifferentiableScore, Score
+from skksivi.score._tally import DivergedError
 
 #: Points around the origin, and around the best mode, from which modes are searched at first, at most, and the most
 #: numbers in them.

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from skksivi.coordinates._affine import FAR, Affine, LowRank, standard_normal
-from skksivi.score._errors import DivergedError
 from skksivi.score._improper import check_ends
 from skksivi.score._probe import falls
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
+from skksivi.score._tally import DivergedError
 
 #: A search has converged where the Newton decrement s^T p per feature is below this number.
 TOLERANCE = 1e-4

@@ -29,8 +29,8 @@ from skksivi.pilot._mode_weights import image_of_pilot, mix
 from skksivi.pilot._modes import ModeMaps
 from skksivi.pilot._points import MANY_FEATURES, Limit, PilotPoints, within
 from skksivi.pilot._symmetries import Exchange, Symmetry, images, same_mode
-from skksivi.score._errors import DIVERGED
 from skksivi.score._score import Score
+from skksivi.score._tally import DIVERGED
 
 #: The most maps of a group, the factorial of four labels.
 MOST_MAPS = 24

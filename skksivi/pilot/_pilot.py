@@ -64,8 +64,8 @@ from skksivi.pilot._stages import (
     run_stages,
 )
 from skksivi.pilot._symmetries import Exchange
-from skksivi.score._errors import DIVERGED, BudgetError
 from skksivi.score._score import Score
+from skksivi.score._tally import DIVERGED, BudgetError
 
 #: Features beyond which the map is diagonal plus low rank, by the curvature at a mode: a Newton step costs O(d^3).
 MAX_FEATURES = 1000

@@ -34,8 +34,8 @@ from skksivi.pilot._importance import PLAIN, Heights, pilot_of_mixture, pilot_wi
 from skksivi.pilot._mixture import Components, gaussian_of
 from skksivi.pilot._newton import MAX_STEPS, is_spike, search_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints, judge_weights
-from skksivi.score._errors import DIVERGED
 from skksivi.score._score import DifferentiableScore, Score
+from skksivi.score._tally import DIVERGED
 
 #: The weight of a Gaussian along the profile that is the same for all.
 SAME = 0.1

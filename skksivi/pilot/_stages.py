@@ -39,10 +39,10 @@ from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import out_of_spike
 from skksivi.pilot._symmetries import Symmetry, images, same_mode, told
 from skksivi.pilot._warped import around_start, by_scales, warped
-from skksivi.score._errors import DIVERGED, DivergedError
 from skksivi.score._improper import ImproperError, has_power_tails
 from skksivi.score._probe import doubt_of_sign, steadied
 from skksivi.score._score import Score
+from skksivi.score._tally import DIVERGED, DivergedError
 
 LOGGER = logging.getLogger("skksivi")
 

@@ -19,8 +19,8 @@ from skksivi.pilot._importance import PLAIN, BatchedDraws, pilot_of_mixture, ref
 from skksivi.pilot._mixture import gaussian_of
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import profiled
-from skksivi.score._errors import DIVERGED
 from skksivi.score._score import Score
+from skksivi.score._tally import DIVERGED
 
 #: The stages of chains in warped coordinates.
 STAGES = (40, 80)

@@ -1,6 +1,5 @@
 """Scores of targets: what a function may be, and products with its Jacobian."""
 
-from skksivi.score._errors import BudgetError
 from skksivi.score._probe import choose_product, in_double, probe
 from skksivi.score._rejected import REJECTIONS, first_points, in_parts
 from skksivi.score._score import (
@@ -13,7 +12,7 @@ from skksivi.score._score import (
     UntriedScore,
     autograd_pullback,
 )
-from skksivi.score._tally import Stage, Tally
+from skksivi.score._tally import BudgetError, Stage, Tally
 from skksivi.score._target import resolve_score
 from skksivi.score._workers import ByWorkers
 

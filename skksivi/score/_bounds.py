@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.score._errors import Doubt
 from skksivi.score._probe import scattered_points
 from skksivi.score._score import Score
+from skksivi.score._tally import Doubt
 
 
 class Bound(NamedTuple):

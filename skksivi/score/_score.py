@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.score._errors import Doubt
 from skksivi.score._rejected import in_parts
-from skksivi.score._tally import Tally
+from skksivi.score._tally import Doubt, Tally
 
 #: Maps (n, d) points to (n, d) gradients of log p.
 ScoreFunction = Callable[[Tensor], Tensor]

@@ -16,7 +16,6 @@ from skksivi._utils.arrays import DTYPES, as_array, as_tensor, resolve_device
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi.score._bounds import doubt_of
-from skksivi.score._errors import Doubt
 from skksivi.score._probe import doubt_of_sign, resolve
 from skksivi.score._rejected import in_parts
 from skksivi.score._score import (
@@ -32,6 +31,7 @@ from skksivi.score._score import (
     is_target,
     refuse_class,
 )
+from skksivi.score._tally import Doubt
 
 #: What users pass to a fit.
 TargetOrScore = CarriesScore | UntriedScore

@@ -16,9 +16,9 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi._utils.arrays import make_generator
 from skksivi.coordinates._lines import fault_in_coordinates
 from skksivi.score import Score, Tally
-from skksivi.score._errors import DIVERGED, BudgetError, DivergedError
 from skksivi.score._improper import ImproperError
 from skksivi.score._probe import trial_points
+from skksivi.score._tally import DIVERGED, BudgetError, DivergedError
 
 if TYPE_CHECKING:
     from skksivi.families._samplers import Sampler

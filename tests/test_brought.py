@@ -658,7 +658,7 @@ class Angle(BlackBoxTarget):
 
     def __init__(self, mean, concentration, d):
         super().__init__((*(f"b[{i}]" for i in range(d - 1)), "angle"))
-        self.mean, self.concentration = mean, concentration
+        self.mean, self.concentration, self.observed_data, self.constant_data = mean, concentration, {}, {}
 
     def _value_and_gradient(self, X):
         b, t = X[:, :-1], X[:, -1] - self.mean

@@ -472,8 +472,8 @@ def falls(score: ScoreFunction, x: Tensor) -> Tensor:
     h = 10 ** torch.arange(-18, 19, dtype=x.dtype, device=x.device)
     ends = x + h[:, None, None] * torch.eye(len(x)).to(x)
     changes = (score(ends.flatten(0, 1)).view(ends.shape) - score(x[None])).diagonal(dim1=1, dim2=2).abs()
-    away = (h[:, None] * changes).log().abs().nan_to_num(math.inf)
-    return h[away.argmin(0)].where(away.amin(0) < math.inf, 1.0)
+    away = (h[:, None] * changes).log().abs().nan_to_num(math.inf, math.inf)
+    return h[away.argmin(0)].where(away.amin(0) < 5, 1.0)  # within a step of h
 
 
 def _rounding(score: Score, x: Tensor, V: Tensor) -> Tensor:

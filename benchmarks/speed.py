@@ -42,7 +42,7 @@ from skksivi.families._layer import gaussian_layer
 from skksivi.kernels import Gaussian
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam, Scale
-from skksivi.stein._discrepancy import GRADIENT_ESTIMATORS
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import Banana, ConditionedDiffusion
 from skksivi.training._loop import Objective, by_autograd, minimise
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz
 from skksivi.stein import _fused
-from skksivi.stein._discrepancy import GRADIENT_ESTIMATORS
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._fused import value_and_gradients
 
 KERNELS = [Gaussian, IMQ, lambda **p: IMQ(exponent=0.3, **p), Laplace, *(

@@ -21,7 +21,7 @@ from skksivi.mixing import Bootstrap, GaussianMixtureDraws, StudentTDraws
 from skksivi.parameters import Pilot
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._probe import in_double
-from skksivi.stein._discrepancy import GRADIENT_ESTIMATORS
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import BayesianLogisticRegression, EightGaussians, Minibatches, XShaped
 
 pytestmark = pytest.mark.usefixtures("uncertified")

@@ -39,7 +39,7 @@ from skksivi.parameters import Pilot, Plateau, Scale
 from skksivi.pilot._mixture import fitted_mixture
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._probe import in_double
-from skksivi.stein._discrepancy import GRADIENT_ESTIMATORS
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import Multimodal, from_log_prob, from_score_fn
 from skksivi.terms import Entropic, Laplacian
 from skksivi.training._guard import moments

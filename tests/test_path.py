@@ -9,7 +9,7 @@ from skksivi import KSIVIApproximator
 from skksivi.estimators._ksd import rate_of_kl, squared_ksd
 from skksivi.families._layer import Drawn
 from skksivi.kernels import IMQ, Gaussian, Kernel, Laplace, Riesz, Tilted
-from skksivi.stein._discrepancy import GRADIENT_ESTIMATORS
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._path import N_DRAWS, Memory, averages, n_batches, velocity
 from skksivi.targets import Banana
 

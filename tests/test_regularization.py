@@ -14,7 +14,7 @@ from skksivi.kernels import IMQ, Gaussian, Riesz, Tilted, resolve_kernel
 from skksivi.metrics import ksd
 from skksivi.parameters import Adam
 from skksivi.score._improper import tail_exponent
-from skksivi.stein._discrepancy import GRADIENT_ESTIMATORS
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._fused import value_and_gradients
 from skksivi.targets import Banana, Multimodal, StudentT, XShaped
 from skksivi.terms import Entropic, Laplacian, laplacian_gradient

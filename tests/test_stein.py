@@ -12,7 +12,8 @@ from sklearn.base import clone
 from torch import Tensor
 
 from skksivi.kernels import IMQ, KERNELS, Gaussian
-from skksivi.stein._discrepancy import GRADIENT_ESTIMATORS, stein_kernel, u_statistic, vanilla
+from skksivi.stein._discrepancy import stein_kernel
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS, u_statistic, vanilla
 
 IDS = [str(kernel) for kernel, _, _ in MEMBERS]
 every_member = pytest.mark.parametrize(("kernel", "formula", "width"), MEMBERS, ids=IDS)

@@ -49,7 +49,7 @@ from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.score._tally import DIVERGED, BudgetError
 from skksivi.stein import value_and_gradients, velocity
-from skksivi.stein._discrepancy import GRADIENT_ESTIMATORS, GradientEstimator
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._path import Memory, averages
 from skksivi.training import Fit, Run
 from skksivi.training._guard import MomentPenalty, Steering, Watch

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, centre, median_pair
-from skksivi.stein._discrepancy import GradientEstimator, u_statistic, vanilla
+from skksivi.stein._estimators import GradientEstimator, u_statistic, vanilla
 
 #: Entries of a tile: on a CPU it stays in the cache, on a GPU it keeps the device busy.
 TILE_ENTRIES = defaultdict(lambda: 2**26, cpu=2**16)

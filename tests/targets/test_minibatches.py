@@ -22,7 +22,7 @@ from skksivi.pilot import _large_data
 from skksivi.pilot._large_data import MAX_ERROR, TOLERANCE, Expansion, corrected, large_data
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import Halves
-from skksivi.stein._discrepancy import GRADIENT_ESTIMATORS
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._fused import value_and_gradients
 from skksivi.targets import (
     BayesianLogisticRegression,

@@ -85,8 +85,8 @@ def check_errors(view: View, sample: ImportanceSample) -> Check:
     verdict = of_weights(sample, view.score, map_, V)
     if not sample.trusted or verdict.errors is None:
         raise ValueError("the weights are not reliable")
-    if verdict.good and verdict.errors.se > 1:  # within the noise, which is no proof that it is small
-        raise ValueError(f"the standard errors are up to {verdict.errors.se:.1f} times what is allowed")
+    if verdict.good and verdict.errors.se_of_moments > 1:  # within the noise, which is no proof that it is small
+        raise ValueError(f"the standard errors are up to {verdict.errors.se_of_moments:.1f} times what is allowed")
     text = f"{verdict.reason}; up to {THRESHOLDS.mean:g} sd and {THRESHOLDS.sd:.0%} allowed"
     remedy = f"A number read off the draws is wrong: {view.correction('whiten', 'mixing', 'max_iter')}."
     return judged("errors", verdict.errors.worst(0).excess, text, None if verdict.good else remedy)

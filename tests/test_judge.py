@@ -3,6 +3,7 @@
 import math
 import re
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from plain_targets import as_score
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import in_panels
+from skksivi.estimators import _judge
 from skksivi.estimators._judge import of_weights
 from skksivi.families._derived import SCALES, STRETCHES, DefensiveMixture
 from skksivi.families._samplers import Gaussian
@@ -76,6 +78,8 @@ def test_numbers_of_equal_weights_are_those_of_the_fit():
     for a, b in ((found.mean, own.mean), (found.sd, own.sd), (found.quantiles, own.quantiles)):
         np.testing.assert_allclose(a, b, atol=5e-3)
     np.testing.assert_allclose(found.mean_se, own.mean_se, rtol=1e-6)
+    differences = WeightedRows(w, w, 1.0).numbers(g[:500], g, LEVELS)  # of which no noise is left
+    np.testing.assert_allclose(np.concatenate([differences.mean_se, differences.sd_se]), 0, atol=1e-12)
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3, 1.0])
@@ -128,6 +132,21 @@ def test_a_fit_is_wrong_where_a_number_is(shift, scale, grade, words):
     verdict = of_weights(importance_weights(q, score, q.sample(1000, rng_of()).double(), 0), score)
     assert verdict.grade == grade
     assert re.search(words, verdict.reason)
+
+
+@pytest.mark.parametrize(
+    ("shift", "d", "grade"), [(0, 40, Grade.CHAINS_AGREE), (0.5, 40, Grade.WRONG), (0, 4, Grade.WRONG)]
+)
+def test_chains_that_know_many_numbers_decide_where_weights_accuse(monkeypatch, shift, d, grade):
+    target = from_log_prob(lambda x: -x.square().sum(1) / 2, d)
+    sampler = KSIVIApproximator(random_state=0).fit(target).sampler_
+    known = replace(sampler.whitening, mean=np.full(d, shift), sd=np.ones(d), mean_se=np.full(d, 0.01))
+    accused = Verdict(Grade.WRONG, "by weights")
+    monkeypatch.setattr(_judge, "of_weights", lambda *_: accused)
+    score = as_score(lambda x: -x, d=d, log_prob=lambda x: -x.square().sum(1) / 2)
+    verdict = _judge.judge(replace(sampler, whitening=known), score, 0).verdict
+    assert verdict.grade == grade
+    assert (verdict.reason == "by weights") == (d == 4)
 
 
 # Lines that lead far out

@@ -170,7 +170,7 @@ def _errors(rows: WeightedRows, f: np.ndarray, g: np.ndarray) -> Errors:
 
     Tails may be so heavy that there is no standard deviation to be known; then quantiles and tails decide.
     """
-    found = Errors.less_fit(Numbers.of_draws(g, LEVELS), rows.numbers(f, g, LEVELS, less_fit=True))
+    found = Errors.less_fit(Numbers.of_draws(g, LEVELS), rows._replace(less=1.0).numbers(f, g, LEVELS))
     low, high = np.quantile(g, [THRESHOLDS.tail, 1 - THRESHOLDS.tail], axis=0)
     sides = [rows.means(x.astype(float), y.astype(float)) for x, y in ((f < low, g < low), (f > high, g > high))]
     beyond, beyond_se = (np.array(parts) for parts in zip(*sides, strict=True))
@@ -246,7 +246,7 @@ def _without_weights(
         worst = chains.worst(THRESHOLDS.n_se)
         is_known = whitening.converged or has_small_errors(d, whitening.error)
         grade = Grade.WRONG if worst.excess > 1 else Grade.CHAINS_AGREE if is_known else Grade.ROUGH
-        reason = words_of(worst, score.label) if grade == Grade.WRONG else by_weights.reason
+        reason = words_of(worst, score.label) if Grade.WRONG in (grade, by_weights.grade) else by_weights.reason
         if grade == Grade.ROUGH:
             reason += f"; by chains, {words_of(chains.worst(0), score.label)}"
         return Verdict(grade, reason, errors=chains)

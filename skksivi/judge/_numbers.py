@@ -54,6 +54,9 @@ class WeightedRows(NamedTuple):
     ----------
     w, v : ndarray of shape (n,)
         They sum to one.
+    less : float
+        Standard errors are those of the numbers less so many times the fit's own, 0 or 1, in which the further draws
+        count :math:`\beta - \text{less}` times.
 
     References
     ----------
@@ -62,35 +65,32 @@ class WeightedRows(NamedTuple):
 
     w: np.ndarray
     v: np.ndarray
+    less: float = 0.0
 
-    def means(self, f: np.ndarray, g: np.ndarray, *, less_fit: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def means(self, f: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the means (k,) of values f (n, k) of the rows, with standard errors, given g (m, k) of draws of q.
 
-        A standard error includes what a heavy tail may add that the rows have not shown. With `less_fit` it is that
-        of the mean less the draws' own, in which the noise of the draws cancels but for 1 - beta.
+        A standard error includes what a heavy tail may add that the rows have not shown.
         """
         under_p, under_q, known = self.w @ f, self.v @ f, g.mean(0)
         of_p, of_q = (len(f) * a[:, None] * (f - mean) for a, mean in ((self.w, under_p), (self.v, under_q)))
         beta = _slopes(of_p, of_q)
         rows = np.array([standard_error(column) for column in (of_p - beta * of_q).T])
-        part = 1 - beta if less_fit else beta
-        return under_p - beta * (under_q - known), np.hypot(rows, part * g.std(0) / math.sqrt(len(g)))
+        return under_p - beta * (under_q - known), np.hypot(
+            rows, abs(beta - self.less) * g.std(0) / math.sqrt(len(g))
+        )
 
-    def numbers(self, f: np.ndarray, g: np.ndarray, levels: np.ndarray, *, less_fit: bool = False) -> Numbers:
-        """Return the numbers of the columns of f (n, k), given g (m, k) of draws of q, and levels of quantiles; with
-        `less_fit` their standard errors are those of the differences from the same numbers of g.
-        """
-        mean, mean_se = self.means(f, g, less_fit=less_fit)
-        variance, variance_se = self.means(np.square(f - mean), np.square(g - mean), less_fit=less_fit)
+    def numbers(self, f: np.ndarray, g: np.ndarray, levels: np.ndarray) -> Numbers:
+        """Return the numbers of the columns of f (n, k), given g (m, k) of draws of q, and levels of quantiles."""
+        mean, mean_se = self.means(f, g)
+        variance, variance_se = self.means(np.square(f - mean), np.square(g - mean))
         sd = np.sqrt(variance.clip(np.finfo(np.float64).tiny))
-        pairs = [self._quantiles(*columns, levels, less_fit) for columns in zip(f.T, g.T, strict=True)]
+        pairs = [self._quantiles(*columns, levels) for columns in zip(f.T, g.T, strict=True)]
         quantiles, quantiles_se = np.array(pairs).transpose(1, 2, 0)
         sd_se = np.minimum(variance_se / (2 * sd), np.sqrt(variance_se))  # the latter of a number that hardly varies
         return Numbers(mean, sd, quantiles, mean_se, sd_se, quantiles_se)
 
-    def _quantiles(
-        self, f: np.ndarray, g: np.ndarray, levels: np.ndarray, less_fit: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _quantiles(self, f: np.ndarray, g: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return quantiles of one column, f (n,) and g (m,), with standard errors.
 
         The signed measure of rows and draws of q is a distribution function but for noise. That of a level is carried
@@ -110,8 +110,7 @@ class WeightedRows(NamedTuple):
             at = (f[:, None] <= places[[max(reached - 1, 0), reached]]).astype(np.float64)
             of_p, of_q = (len(f) * a[:, None] * (at - a @ at) for a in (self.w, self.v))
             rows = max(standard_error(column) for column in (of_p - beta * of_q).T)
-            part = 1 - beta if less_fit else beta
-            se = math.hypot(rows, part * math.sqrt(level * (1 - level) / len(g)))
+            se = math.hypot(rows, abs(beta - self.less) * math.sqrt(level * (1 - level) / len(g)))
             low, high = np.interp([level - se, level + se], cumulative, places)
             found.append((middle, max((high - low) / 2, tiny)))
         values, errors = np.array(found).T

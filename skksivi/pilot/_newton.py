@@ -128,7 +128,9 @@ def search_modes(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) 
         decrement = (s * p).sum(1)
         level = decrement < TOLERANCE * d
         convex = lam[:, 0] < 0
-        step = _steps(score_fn, here, p, decrement)
+        step = torch.ones_like(decrement)
+        if not level.all():
+            step[~level] = _steps(score_fn, here[~level], p[~level], decrement[~level])
         out = V[:, :, 0] * lam[:, :1].abs().rsqrt()  # from a saddle, along its steepest direction
         x[searching] = here + torch.where(level[:, None], out * convex[:, None], step[:, None] * p)
         converged[searching] = level & ~convex
@@ -174,7 +176,7 @@ def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor) -> 
     middle, end = slopes(x.new_tensor([0.5, 1.0]).expand(len(x), 2), everyone).unbind(1)
     step = x.new_ones(len(x))
     rows = everyone[~((middle > 0) & (end.abs() < decrement / 2))]
-    t = torch.cat([x.new_zeros(1), 2.0 ** torch.arange(-40, 11, dtype=x.dtype, device=x.device)])
+    t = torch.cat([x.new_zeros(1), 4.0 ** torch.arange(-13, 6, dtype=x.dtype, device=x.device)])
     t = t.expand(len(rows), -1)
     for _ in range(3):
         if not len(rows):

@@ -236,14 +236,14 @@ class Pilot(ParameterObject):
         for `train="auto"`. "auto": the same and, if it does not converge, long chains around all modes.
         "high": the same but always with long chains, unless short ones converged in warped coordinates.
     budget : int, default=400_000
-        Approximate number of points at which long chains evaluate the score. With "auto" it sets the number of
-        chains, at least 128, so values below about 110,000 make no difference; chains that do not converge, or mix
-        slowly, take several times as many. With "diagonal" it sets the number of steps of each chain, 200 to 20,000.
+        About the most evaluations that are made before the training begins. With "auto" long chains take what is
+        left of it, at least 128 of them, so values below 110,000 make no difference; most fits take far less. With
+        "diagonal" it sets the number of steps of each chain, 200 to 20,000.
     max_score_calls : int or None, default=None
         Upper limit for all evaluations of the score and of log p, and products with the Jacobian of the score, in a
         `fit`, including training and checks. When it is reached, `fit` returns its best result, with a warning; at
         worst these are the Gaussians at the modes. With "diagonal" an error says if the limit is too small. None
-        means ten times the `budget`, 4,000,000 by default, until the training begins, which takes `max_iter` steps.
+        means the `budget` until the training begins, which takes `max_iter` steps.
     skip : sequence of str, default=()
         Names of stages of "auto" to leave out, as `whitening_.report()` shows them. Without "other modes" a fit of a
         target that is known to have one mode saves their search; without others it may be worse.

@@ -158,7 +158,7 @@ def test_long_chains_have_as_many_points_of_a_mode_as_its_weight(p):
 
 
 def test_more_of_the_budget_makes_more_chains():
-    sizes = [len(pilot_of(torch.neg, 2, effort="high", budget=budget)[1].x) for budget in (0, 400_000)]
+    sizes = [len(pilot_of(torch.neg, 2, effort="high", budget=budget)[1].x) for budget in (0, 1_600_000)]
     assert sizes[1] > 2 * sizes[0]
 
 

@@ -185,7 +185,8 @@ class Trained(Whitened):
             if not score_fn.tally.is_random:  # which was told before the fit
                 warn_caller(score_fn.tally.fault, ConvergenceWarning)
         elif fit.ended_by is None and score_fn.tally.is_spent:
-            warn_caller(str(fit.remark), ConvergenceWarning)
+            words = _of_verdict(fit)
+            warn_caller(f"{words}. {fit.remark}" if words else str(fit.remark), ConvergenceWarning)
         elif fit.ended_by is None:
             _warn(fit, score_fn, fit.sampler.sample(1000, generator).double())
 
@@ -212,24 +213,26 @@ def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPoin
 def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
     """Warn of what is wrong with a completed fit, given draws x (n, d) from it."""
     n_skipped = int((~np.isfinite(np.asarray(fit.report["loss_curve_"]))).sum())
-    whitening, verdict = fit.sampler.attributes()["whitening_"], fit.report.get("verdict_")
-    message = fit.remark
+    verdict, message = fit.report.get("verdict_"), fit.remark
     if n_skipped:
         message = (
             f"{n_skipped} of {fit.report['n_iter_']} iterations were skipped, their loss or gradient not being "
             "finite: `score_fn` may be undefined or huge somewhere. Use dtype='float64' or rescale the parameters."
         )
-    elif isinstance(verdict, Verdict) and not verdict.good:
+    elif isinstance(verdict, Verdict) and (words := _of_verdict(fit)):
         remark = "" if fit.remark is None else f" {fit.remark}"
-        message = f"{_of_verdict(verdict, whitening)}: {verdict.remedy}.{remark}"
+        message = f"{words}: {verdict.remedy}.{remark}"
     elif verdict is None and (words := contradiction(x, score_fn.double(x), score_fn)) is not None:
         message = f"The fit is wrong: {words}: {remedy_of(fit.sampler, score_fn)}."
     if message is not None:
         warn_caller(message, ConvergenceWarning)
 
 
-def _of_verdict(verdict: Verdict, whitening: object) -> str:
-    """Return a verdict on a fit that is not known to be good as a sentence."""
+def _of_verdict(fit: Fit) -> str:
+    """Return the verdict on a fit as a sentence; nothing of one that is good, or that has none."""
+    whitening, verdict = fit.sampler.attributes()["whitening_"], fit.report.get("verdict_")
+    if not isinstance(verdict, Verdict) or verdict.good:
+        return ""
     if verdict.grade == Grade.WRONG:
         return f"The fit is wrong: {verdict.reason}"
     chains = isinstance(whitening, Whitening) and whitening.is_rough

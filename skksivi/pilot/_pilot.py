@@ -132,7 +132,7 @@ def find_whitening(
         starts, alone = score_fn.mode[None], True
     score_fn.tally.begin("search for modes")
     known = Known(score_fn, starts, alone, settings, generator, warps)
-    with score_fn.tally.at_most(10 * max(settings.budget, LEAST_CALLS)):
+    with score_fn.tally.at_most(max(settings.budget, LEAST_CALLS)):
         whitening, pilot = rule(known)
     n_calls, by_score = score_fn.tally.total - before, known.score.log_prob is None and score_fn.log_prob is not None
     return replace(whitening, n_score_calls=n_calls, attempts=known.attempts, by_score=by_score), pilot

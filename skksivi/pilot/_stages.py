@@ -563,8 +563,9 @@ class LongChains:
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         before, modes = known.points, known.modes
-        wanted = MIN_CHAINS * known.settings.budget // LEAST_CALLS
-        n_chains = min(max(wanted, MIN_CHAINS), 2048)
+        tally, longest = known.score.tally, N_CALLS * (N_WARM + sum(LONG_TRAJECTORIES))
+        left = known.settings.budget if tally.limit is None else tally.limit - tally.total
+        n_chains = min(max(left // longest, MIN_CHAINS), 2048)
         fewest = min(64, max(16, 2 * n_chains // len(modes.maps)))
         refine = as_they_are if len(modes.maps) > 1 or known.settings.effort == "high" else None
         parts = []

@@ -106,8 +106,8 @@ def _of_budget(fit: Fit, tally: Tally, advice: str) -> Fit:
     reached = f"after {n_iter} iterations of the training" if n_iter else "before the training began"
     todo = advice or "raise `max_score_calls` of whiten=Pilot(...)"
     remark = (
-        f"The {tally.spent:,} evaluations of `max_score_calls` were spent {reached}, so the fit, the best "
-        f"until then, may be inaccurate: {todo}, or check the fit by `skksivi.diagnose`."
+        f"The {tally.spent:,} evaluations of `max_score_calls` were spent {reached}, and the fit is the best until "
+        f"then: {todo}, or check the fit by `skksivi.diagnose`."
     )
     return fit._replace(ended_by=None if isinstance(fit.ended_by, BudgetError) else fit.ended_by, remark=remark)
 

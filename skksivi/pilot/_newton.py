@@ -130,7 +130,7 @@ def search_modes(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) 
         convex = lam[:, 0] < 0
         step = torch.ones_like(decrement)
         if not level.all():
-            step[~level] = _steps(score_fn, here[~level], p[~level], decrement[~level])
+            step[~level] = _steps(score_fn, here[~level], p[~level], decrement[~level], every=2)
         out = V[:, :, 0] * lam[:, :1].abs().rsqrt()  # from a saddle, along its steepest direction
         x[searching] = here + torch.where(level[:, None], out * convex[:, None], step[:, None] * p)
         converged[searching] = level & ~convex
@@ -164,8 +164,11 @@ def _curvatures(score_fn: DifferentiableScore, x: Tensor) -> tuple[Tensor, Tenso
     return torch.where(lam.abs() < floor, floor, lam).where(finite[:, None], torch.nan), V
 
 
-def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor) -> Tensor:
-    """Return steps t (k,): one if the slope there is small, otherwise the last before the slope changes sign."""
+def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor, every: int) -> Tensor:
+    """Return steps t (k,): one if the slope there is small, otherwise the last before the slope changes sign.
+
+    That is first looked for among every so many powers of two.
+    """
 
     def slopes(t: Tensor, rows: Tensor) -> Tensor:  # t (k', n)
         points = x[rows, None] + t[:, :, None] * p[rows, None]
@@ -176,7 +179,7 @@ def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor) -> 
     middle, end = slopes(x.new_tensor([0.5, 1.0]).expand(len(x), 2), everyone).unbind(1)
     step = x.new_ones(len(x))
     rows = everyone[~((middle > 0) & (end.abs() < decrement / 2))]
-    t = torch.cat([x.new_zeros(1), 4.0 ** torch.arange(-13, 6, dtype=x.dtype, device=x.device)])
+    t = torch.cat([x.new_zeros(1), 2.0 ** torch.arange(-26, 11, every, dtype=x.dtype, device=x.device)])
     t = t.expand(len(rows), -1)
     for _ in range(3):
         if not len(rows):
@@ -219,7 +222,9 @@ def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generat
         decrement = s @ p
         if not (decrement.isfinite() and x.abs().max() < FAR):
             break
-        step = _steps(score_fn, x[None], p[None], decrement[None])[0] if decrement > TOLERANCE * len(x) else 0
+        step = 0
+        if decrement > TOLERANCE * len(x):  # beside the products, more points of a line cost nothing
+            step = _steps(score_fn, x[None], p[None], decrement[None], every=1)[0]
         if step != 0:
             x = x + step * p
             continue

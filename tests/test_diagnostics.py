@@ -523,12 +523,6 @@ def test_draws_that_are_constant_are_refused_and_ties_are_not(monkeypatch, value
             diagnose(q, Normal(2), random_state=0)
 
 
-def test_a_score_of_one_type_of_numbers_will_do():
-    A = torch.eye(2)  # a product with float64 points is an error
-    q = Laplace(dtype="float32", random_state=0).fit(lambda x: -x @ A, n_features=2)
-    assert diagnose(q, lambda x: -x @ A, random_state=0).ok
-
-
 @pytest.mark.slow
 def test_tails_of_one_coordinate_among_many_are_seen():
     """A Student t with 3 degrees of freedom beside 19 normals, under N(0, I)."""

@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 import warnings
 
@@ -460,30 +459,19 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 {act}
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
+ALL_PAIRS = "fit(5, whiten=None, max_iter=1, batch_size=10_000, gradient_estimator='u-statistic')"
+#: The features, a line, and the most megabytes that it takes: of no matrix of all pairs, and little beyond the draws.
+SIZES = {
+    "many draws an iteration": (5, ALL_PAIRS, 10_000**2 * 4 / 1e6 / 2),
+    "many features": (5000, "assert fit(5000, max_iter=2).sample(3).shape == (3, 5000)", 5000**2 * 8 / 1e6),
+    "millions of draws": (1, "X = q.sample(2**21); assert X.shape == (2**21, 1)", 1000),
+}
 
 
-def peak_megabytes(d, act):
-    """What a line takes beyond a small fit in d dimensions, in a process of its own."""
-    script = MEMORY.format(d=d, act=textwrap.dedent(act))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+@pytest.mark.slow
+@pytest.mark.parametrize(("d", "act", "most"), SIZES.values(), ids=SIZES)
+def test_memory_is_that_of_no_matrix_of_all_pairs(d, act, most):
+    """Beyond a small fit in as many dimensions, in a process of its own."""
+    script, environment = MEMORY.format(d=d, act=act), {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
-    return float(done.stdout)
-
-
-@pytest.mark.slow
-def test_many_draws_an_iteration_take_no_matrix_of_all_pairs():
-    n = 10_000
-    act = f"fit(5, whiten=None, max_iter=1, batch_size={n}, gradient_estimator='u-statistic')"
-    assert peak_megabytes(5, act) < n**2 * 4 / 1e6 / 2
-
-
-@pytest.mark.slow
-def test_thousands_of_dimensions_take_no_matrix_of_all_pairs():
-    d = 5000
-    assert peak_megabytes(d, f"assert fit({d}, max_iter=2).sample(3).shape == (3, {d})") < d**2 * 8 / 1e6
-
-
-@pytest.mark.slow
-def test_millions_of_draws_take_little_more_than_themselves():
-    n = 2**21
-    assert peak_megabytes(1, f"X = q.sample({n}); assert X.shape == ({n}, 1)") < 1000
+    assert float(done.stdout) < most

@@ -18,7 +18,7 @@ from skksivi.coordinates._affine import Affine
 from skksivi.pilot._faults import fault_of_jump
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._mode_weights import with_moments_of
-from skksivi.pilot._modes import ModeMaps, all_modes, contradicting
+from skksivi.pilot._modes import ModeMaps, all_modes
 from skksivi.pilot._newton import saddle_free_newton
 from skksivi.pilot._orbits import Group, one_image, one_of_each
 from skksivi.pilot._symmetries import Exchange, images, symmetries_of
@@ -166,10 +166,6 @@ def test_no_other_mode_is_found_where_there_is_none(seed):
     assert len(all_modes(as_score(score_fn, d=4), origin(4), at, generator(seed)).maps) == 1
     at = Affine(origin(4), unit(4))
     assert len(all_modes(as_score(gumbel_score, d=4), origin(4), at, generator(seed)).maps) == 1
-
-
-def test_the_score_of_a_gaussian_contradicts_nothing():
-    assert len(contradicting(as_score(lambda u: -u, d=3), origin(3), generator(), 1024)) == 0
 
 
 # Symmetries

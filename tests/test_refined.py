@@ -34,15 +34,6 @@ from skksivi.pilot._mixture import Components
 # Control variates
 
 
-@given(d=st.integers(1, 6), seed=st.integers(0, 10**6))
-def test_control_variates_give_the_means_of_a_gaussian(d, seed):
-    m, P, score_fn = gaussian(d, seed)
-    x = m + torch.linalg.solve_triangular(torch.linalg.cholesky(P).mT, normal(400, d, seed=seed).mT, upper=True).mT
-    y = controlled(x, stein_features(x, score_fn(x)))
-    assert ((y.mean(0) - m).abs() < 0.01 * x.std(0)).all()  # rounding
-    assert (y.std(0) < 0.1 * x.std(0)).all()
-
-
 @pytest.mark.parametrize("d", [1, 3])
 def test_control_variates_have_mean_zero(d):
     """Five standard errors: a false alarm in 100,000."""
@@ -50,11 +41,6 @@ def test_control_variates_have_mean_zero(d):
     f = stein_features(x, gumbel_score(x))
     assert f.shape == (200_000, d + d * d)
     assert (f.mean(0).abs() < 5 * f.std(0) / math.sqrt(len(f))).all()
-
-
-def test_few_draws_have_few_control_variates():
-    x = gumbel(50, 6)
-    assert stein_features(x, gumbel_score(x)).shape == (50, 12)
 
 
 def test_few_control_variates_take_no_memory_of_many():
@@ -162,16 +148,6 @@ def test_what_is_weighed_has_the_density_of_student_t():
     whitened = torch.linalg.solve_triangular(L, (u - m).mT, upper=False)
     expected = nu / (nu - 2) * (1 + WIDER / math.sqrt(d)) ** 2  # kurtosis 9: five standard errors
     np.testing.assert_allclose(whitened.square().mean(1), expected, rtol=5 * math.sqrt(8 / 20_000))
-
-
-@pytest.mark.parametrize("d", [2, 10])
-def test_the_density_of_what_is_weighed_is_normalised(d):
-    q = drawn_by(mixture(d))
-    wide = HeavyTailed.wider(q)
-    u = wide.sample(20_000, generator())
-    log_wide = wide.log_density(u)
-    w = (q.log_density(u) - log_wide).exp()
-    assert abs(w.mean() - 1) < 5 * w.std() / math.sqrt(len(w))
 
 
 @pytest.mark.parametrize("d", [1, 5])

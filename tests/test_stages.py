@@ -309,12 +309,6 @@ def test_a_wider_search_begins_again_from_the_better_mode(monkeypatch):
     assert sum(attempt.n_calls for attempt in known.attempts) == known.score.tally.total
 
 
-def test_a_stage_that_is_left_out_takes_no_others_with_it():
-    _, points, verdicts = pilot_of(bent_score, 2, skip=("matched Gaussian",))
-    assert list(verdicts)[-1] == "short chains"
-    assert points.converged
-
-
 def test_what_the_last_stages_lose_leaves_the_points_before_them(monkeypatch):
     monkeypatch.setattr("skksivi.pilot._stages.LongChains.propose", lost)
     whitening, points, verdicts = pilot_of(torch.neg, 3, seed=2, effort="high", warps=False)

@@ -596,20 +596,6 @@ def test_predictions_name_what_does_not_fit():
 # Targets of one's own
 
 
-def test_a_subclass_needs_neither_init_nor_score():
-    class Quartic(Target):
-        n_features = 2
-
-        def log_prob(self, x):
-            return -x.pow(4).sum(-1)
-
-    x = torch.ones(3, 2, requires_grad=True)
-    s = Quartic().score_fn(x)
-    torch.testing.assert_close(s, torch.full((3, 2), -4.0))
-    (g,) = torch.autograd.grad(s.sum(), x)
-    torch.testing.assert_close(g, torch.full((3, 2), -12.0))
-
-
 def test_a_subclass_with_a_wrong_log_prob_is_told():
     class Column(Target):
         n_features = 2

@@ -100,22 +100,15 @@ def test_what_was_fitted_with_little_can_be_saved(tmp_path):
     assert again.whiten.max_score_calls == 1500
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "many"])
-def test_what_is_no_budget_is_refused(value):
-    with pytest.raises(ValueError, match="max_score_calls"):
-        KSIVIApproximator(whiten=Pilot(max_score_calls=value)).fit(lambda x: -x, n_features=2)
-
-
 def test_a_large_budget_changes_nothing():
     limited = KSIVIApproximator(whiten=Pilot(max_score_calls=10**9), random_state=0).fit(torch.neg, n_features=2)
     free = KSIVIApproximator(random_state=0).fit(torch.neg, n_features=2)
     np.testing.assert_array_equal(limited.sample(5, random_state=0), free.sample(5, random_state=0))
 
 
-@pytest.mark.parametrize("n", [900])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_a_budget_that_ends_before_the_first_round_leaves_the_gaussian(n):
-    q = KSIVIApproximator(whiten=Pilot(max_score_calls=n), random_state=0).fit(lambda x: 1 - x, n_features=2)
+def test_a_budget_that_ends_before_the_first_round_leaves_the_gaussian():
+    q = KSIVIApproximator(whiten=Pilot(max_score_calls=900), random_state=0).fit(lambda x: 1 - x, n_features=2)
     X = q.sample(20_000, random_state=0)
     np.testing.assert_allclose(X.mean(0), 1, atol=0.1)
     np.testing.assert_allclose(X.std(0), 1, atol=0.1)

@@ -69,6 +69,8 @@ def test_an_object_is_cloned_pickled_copied_and_shown_with_its_parameters(value)
         (Entropic(-1.0), "weight"),
         (Pilot("laplace"), "rule"),
         (Pilot(budget=-1), "budget"),
+        (Pilot(max_score_calls=0), "max_score_calls"),
+        (Pilot(max_score_calls=1.5), "max_score_calls"),
         (Pilot(weight=-1.0), "weight"),
         (Scale("vector"), "form"),
         (Scale(floor=-1.0), "floor"),

@@ -16,7 +16,6 @@ from plain_targets import PAIR, RING, GaussianScore, as_score, log_gamma_score, 
 from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
 from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._curved import score_for_training
 from skksivi.metrics import ksd
 from skksivi.parameters import Pilot
 from skksivi.pilot._newton import jacobians
@@ -124,12 +123,6 @@ def test_differences_are_taken_in_the_units_of_the_whitened_target(size):
     )
     (s, pull), (expected, exact_pull) = by_differences.with_pullback(u), by_autograd.with_pullback(u)
     torch.testing.assert_close((s, pull(v)), (expected, exact_pull(v)), rtol=1e-7, atol=1e-7)
-
-
-def test_without_whitening_differences_are_taken_in_float64_too():
-    score = resolved(quartic_of_arrays, 2)
-    whitening, _ = find_whitening(None, score, torch.Generator())
-    assert score_for_training(score, whitening, torch.Generator()) is score.double
 
 
 def test_whitening_of_a_numpy_score_is_that_of_the_torch_score():

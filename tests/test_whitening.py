@@ -227,19 +227,15 @@ def test_a_pair_is_brought_to_a_gaussian_along_every_direction(d, far):
     np.testing.assert_allclose(torch.linalg.svdvals(p.standardise(L)), np.ones(d), rtol=0.1)
 
 
-def test_a_benign_target_is_trained_in_the_type_asked_for():
-    score = resolved(GaussianScore(3, 2, 10, seed=0).score_fn, 3)
-    whitening, _ = find_whitening("laplace", score, generator())
-    assert score_for_training(score, whitening, torch.Generator()).score is score
-
-
-@pytest.mark.parametrize(("log10_condition", "size"), [(12, 1.0), (0, 1e7), (8, 1e5)])
-def test_where_rounding_costs_more_than_a_hundredth_training_is_in_double(log10_condition, size):
+@pytest.mark.parametrize(
+    ("log10_condition", "size", "is_single"), [(2, 10.0, True), (12, 1.0, False), (0, 1e7, False), (8, 1e5, False)]
+)
+def test_where_rounding_costs_more_than_a_hundredth_training_is_in_double(log10_condition, size, is_single):
     p = GaussianScore(3, log10_condition, size, seed=0)
     score = resolved(p.score_fn, 3)
     whitening, _ = find_whitening("laplace", score, generator())
     pulled = score_for_training(score, whitening, torch.Generator())
-    assert pulled.score is score.double
+    assert pulled.score is (score if is_single else score.double)
     u = normal(50, 3).float()
     s, _ = pulled.with_pullback(u)
     assert s.dtype == torch.float32
@@ -253,6 +249,8 @@ def test_without_whitening_nothing_is_pulled_back():
     assert whitening.modes.shape == (0, 2)
     assert pilot is None
     assert score_for_training(score, whitening, torch.Generator()) is score
+    by_differences = resolved(lambda X: -np.tanh(X), 2)  # in float64
+    assert score_for_training(by_differences, whitening, torch.Generator()) is by_differences.double
 
 
 def test_whitening_by_a_given_pair_pulls_the_score_back_by_it():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from approximators import GaussianTarget, gaussian_score, global_state, good_fit, has_density
-from plain_targets import Mixture
+from plain_targets import Mixture, student_log_prob
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator, diagnose, modes, refine
@@ -290,9 +290,7 @@ class Cut(Target):
         self.n_features, self.df, self.lost = d, df, lost
 
     def log_prob(self, x):
-        d, df = self.n_features, self.df
-        constant = math.lgamma((df + d) / 2) - math.lgamma(df / 2) - d / 2 * math.log(df * math.pi)
-        return constant - (df + d) / 2 * (x.square().sum(-1) / df).log1p()
+        return student_log_prob(x, self.df)
 
     def sample(self, n, generator):
         x = torch.randn(2 * n, self.n_features, generator=generator).double()

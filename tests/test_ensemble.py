@@ -188,10 +188,7 @@ def test_the_number_of_jobs_changes_nothing():
 
 
 MISTAKES = {
-    "class": (
-        lambda: ensemble(Laplace, PAIR_TARGET),
-        "`est` must be an approximator, got the class Laplace; pass",
-    ),
+    "class": (lambda: ensemble(Laplace, PAIR_TARGET), "`est` must be an approximator, got the class Laplace; pass"),
     "n_fits": (lambda: ensemble(Laplace(), PAIR_TARGET, 0), "n_fits == 0, must be >= 1"),
     "pooling": (
         lambda: ensemble(Laplace(), PAIR_TARGET, pooling="best"),

@@ -159,16 +159,6 @@ def test_arviz_takes_them(module, name, monkeypatch):
     plt.close("all")
 
 
-@pytest.mark.parametrize("module", ["arviz", "arviz_stats"])
-def test_a_summary_is_of_the_draws(module):
-    arviz = pytest.importorskip(module, reason="not what is installed of ArviZ")
-    table = arviz.summary(to_arviz(FITTED, NAMED, random_state=1))
-    X = FITTED.sample(4000, random_state=1)
-    assert list(table.index) == ["a", "b", "c"]
-    np.testing.assert_allclose(table["mean"].astype(float), X.mean(0), atol=0.006)
-    np.testing.assert_allclose(table["r_hat"].astype(float), 1, atol=0.02)
-
-
 def test_draws_are_in_the_space_of_the_model():
     target = from_bridgestan(Arrays())
     q = Laplace(random_state=0).fit(target)

@@ -312,27 +312,6 @@ def test_a_score_on_another_device_is_brought_back(device):
     np.testing.assert_allclose(q.sample(10_000).mean(0), 1, atol=0.1)
 
 
-def nan_derivative_everywhere(x):
-    return torch.where(x.abs() < 1e3, 4 * (1 - x), x * torch.sqrt(x - 1e6))
-
-
-def nan_derivative_outside(x):
-    r = x.norm(dim=1, keepdim=True)
-    return 4 * (1 - x) + torch.where(r < 1.5, 0, 0 * torch.sqrt(r - 1.5))
-
-
-@pytest.mark.parametrize(
-    ("score_fn", "whiten"), [(nan_derivative_everywhere, "laplace"), (nan_derivative_outside, None)]
-)
-def test_a_finite_score_with_a_derivative_that_is_nan_is_fitted_by_differences_or_told(score_fn, whiten):
-    """The part of `where` that is not taken has a derivative too, and zero times NaN is NaN."""
-    q = KSIVIApproximator(whiten=whiten, max_iter=200, batch_size=50, learning_rate=5e-3, random_state=0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        X = q.fit(score_fn, n_features=2).sample(4000)
-    assert caught or np.abs(X.std(0) - 0.5).max() < 0.1
-
-
 @pytest.mark.parametrize("kind", [np.nan, -np.inf])
 def test_one_row_of_a_score_that_is_not_finite_costs_one_step(kind):
     def spoil(s):
@@ -366,8 +345,7 @@ def test_a_region_where_the_score_is_not_finite_is_told_and_the_draws_are_finite
 
 
 @pytest.mark.parametrize(
-    ("error", "call"),
-    [(KeyboardInterrupt, 0), (OSError, 9), (MemoryError, 9), (KeyboardInterrupt, 30)],
+    ("error", "call"), [(KeyboardInterrupt, 0), (OSError, 9), (MemoryError, 9), (KeyboardInterrupt, 30)]
 )
 def test_what_ends_a_fit_leaves_no_trace_outside_of_it(error, call):
     clone(SHORT).fit(normal_score, n_features=2)  # what torch imports late brings filters of warnings

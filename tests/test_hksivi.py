@@ -91,12 +91,7 @@ def test_draws_and_gradients_are_those_of_the_formulas():
 @pytest.mark.parametrize("estimator", ["u-statistic", "vanilla"])
 def test_a_step_takes_the_gradient_of_the_weighted_discrepancies(estimator):
     weights = [1.0, 0.5, 0.2]
-    q = clone(QUICK).set_params(
-        n_layers=3,
-        bridge__weights=weights,
-        bandwidth="median",
-        gradient_estimator=estimator,
-    )
+    q = clone(QUICK).set_params(n_layers=3, bridge__weights=weights, bandwidth="median", gradient_estimator=estimator)
     family, score = hierarchy(), in_double(XShaped().to(dtype=torch.float64).score_fn, 2)
     for p in family.parameters():
         p.grad = torch.zeros_like(p)

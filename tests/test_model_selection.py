@@ -152,14 +152,7 @@ def test_the_default_grade_is_that_of_the_estimator():
 @pytest.mark.slow
 def test_halving_search_gives_the_survivors_more_iterations():
     search = HalvingGridSearchCV(
-        QUICK,
-        GRID,
-        resource="max_iter",
-        min_resources=2,
-        max_resources=4,
-        factor=2,
-        cv=Replicates(2),
-        scoring=SCORER,
+        QUICK, GRID, resource="max_iter", min_resources=2, max_resources=4, factor=2, cv=Replicates(2), scoring=SCORER
     ).fit(TARGET)
     assert search.n_resources_ == [2, 4]
     assert search.n_candidates_ == [2, 1]

@@ -133,11 +133,7 @@ def test_narrow_modes_are_found_where_nearly_none_is_missed(d, width, thorough):
     for seed in range(4):
         p = apart(d, 5.5, (1.0, width), (0.7, 0.3), seed)
         found = all_modes(
-            as_score(p.score_fn, d=d),
-            origin(d),
-            Affine(origin(d), unit(d)),
-            generator(seed),
-            thorough=thorough,
+            as_score(p.score_fn, d=d), origin(d), Affine(origin(d), unit(d)), generator(seed), thorough=thorough
         )
         assert len(found.maps) == 2
 
@@ -163,10 +159,7 @@ def test_a_diagnosis_tells_that_the_search_did_not_end():
 def test_no_other_mode_and_no_symmetry_is_found_where_there_is_none(seed):
     m, P, score_fn = gaussian(4, seed)
     at = Affine(m, torch.linalg.cholesky(torch.linalg.inv(P)))
-    for score, mode in (
-        (as_score(score_fn, d=4), at),
-        (as_score(gumbel_score, d=4), Affine(origin(4), unit(4))),
-    ):
+    for score, mode in ((as_score(score_fn, d=4), at), (as_score(gumbel_score, d=4), Affine(origin(4), unit(4)))):
         assert len(all_modes(score, origin(4), mode, generator(seed)).maps) == 1
         assert symmetries_of(score, mode) == ()
 

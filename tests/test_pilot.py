@@ -6,16 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import (
-    GaussianScore,
-    Mixture,
-    as_score,
-    generator,
-    normal,
-    origin,
-    pushed,
-    triangular,
-)
+from plain_targets import GaussianScore, Mixture, as_score, generator, normal, origin, pushed, triangular
 
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes, log_ratio

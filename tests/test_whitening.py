@@ -15,7 +15,6 @@ from plain_targets import (
     generator,
     log_gamma_score,
     normal,
-    origin,
     pushed,
     triangular,
 )
@@ -26,7 +25,6 @@ from skksivi.coordinates._curved import score_for_training
 from skksivi.estimators._start import find_coordinates
 from skksivi.parameters import Pilot
 from skksivi.pilot import _pilot
-from skksivi.pilot._newton import laplace
 from skksivi.pilot._pilot import RULES, find_whitening
 from skksivi.score._probe import in_double
 from skksivi.score._target import resolve_score
@@ -45,14 +43,6 @@ def whitening_of(whiten, score_fn, d, *, budget=0, seed=0, **options):
 
 
 # The rules
-
-
-def test_a_score_in_single_precision_is_whitened_in_double():
-    scale = torch.tensor([[2.0, 0.0], [0.0, 5.0]])
-    m, L = whitening_of("laplace", lambda x: -(x - 1) @ scale, 2)[0].map
-    assert m.dtype == L.dtype == torch.float64
-    torch.testing.assert_close(m, torch.ones(2).double(), rtol=0, atol=1e-5)
-    torch.testing.assert_close(L, torch.diag(torch.tensor([2.0, 5.0]).double().rsqrt()), rtol=0, atol=1e-5)
 
 
 @every_rule
@@ -86,35 +76,13 @@ def test_a_pair_that_is_no_affine_map_is_named(whiten):
         whitening_of(whiten, lambda x: -x, 2)
 
 
-@pytest.mark.parametrize("rule", ["bam", "laplace"])
-def test_a_score_that_is_not_finite_at_the_origin_is_named(rule):
-    with pytest.raises(ValueError, match=r"not finite where the search .* `init`"):
-        whitening_of(rule, lambda x: 1 / x, 2)
-    with pytest.raises(ValueError, match="not finite where"):
-        laplace(lambda x: 1 / x, origin(2))
-
-
 # Where the search starts
-
-
-@every_rule
-def test_init_is_where_the_search_starts(rule):
-    for k in (0, 1):
-        whitening, _ = whitening_of(rule, UNEQUAL.score_fn, 2, init=UNEQUAL.means[k] + 0.3)
-        np.testing.assert_allclose(whitening.modes, UNEQUAL.means[k : k + 1], atol=0.05)
-        np.testing.assert_array_equal(whitening.weights, [1.0])
-        np.testing.assert_allclose(whitening.m, UNEQUAL.means[k], atol=0.4 * UNEQUAL.sds[k])
 
 
 def test_rows_of_init_are_the_only_starts():
     whitening, pilot = whitening_of("auto", RING.score_fn, 2, init=RING.means[[1, 4, 6]].tolist())
     assert len(whitening.modes) == len(pilot.n_of_mode) == 3
     np.testing.assert_allclose(whitening.weights, np.full(3, 1 / 3), atol=0.01)
-
-
-def test_init_may_lead_past_an_origin_without_a_score():
-    whitening, _ = whitening_of("laplace", lambda x: 2 / x - 1, 2, init=[1.0, 5.0])
-    np.testing.assert_allclose(whitening.m, [2, 2], atol=0.05)
 
 
 @pytest.mark.parametrize("init", [[0.0], [[0.0]], 0.0, [0.0, np.nan], np.zeros((0, 2)), np.zeros((1, 1, 2))], ids=str)
@@ -191,20 +159,6 @@ def test_all_modes_of_a_mixture_are_found_with_their_weights(p, seed):
     size = np.sqrt(np.diag(covariance))
     np.testing.assert_allclose((whitening.m - mean) / size, 0, atol=0.1)
     np.testing.assert_allclose((whitening.L @ whitening.L.T - covariance) / np.outer(size, size), 0, atol=0.1)
-
-
-@every_rule
-def test_score_calls_are_counted(rule):
-    sizes = []
-
-    def score_fn(x):
-        sizes.append(len(x))
-        return UNEQUAL.score_fn(x)
-
-    score = in_double(score_fn, 2)
-    sizes.clear()
-    whitening, _ = find_whitening(cheap(rule), score, generator())
-    assert whitening.n_score_calls == sum(sizes)
 
 
 # The type of numbers

@@ -47,15 +47,6 @@ def test_statistics_are_means_over_pairs(kernel, n, d, seed):
         assert v >= max(u, 0)
 
 
-@pytest.mark.parametrize("statistic", ["u", "v"])
-@pytest.mark.parametrize("tile", [1, 7])
-def test_tiles_do_not_matter(monkeypatch, statistic, tile):
-    X = normal_array(15, 2)
-    expected = ksd(X, cubic_score, statistic=statistic)
-    monkeypatch.setattr(_discrepancy, "TILE", tile)
-    assert ksd(X, cubic_score, statistic=statistic) == pytest.approx(expected, rel=1e-12)
-
-
 @every_view
 def test_draws_may_have_any_layout(view):
     X = normal_array(30, 2)

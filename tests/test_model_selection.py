@@ -243,25 +243,22 @@ def test_neg_divergence_is_that_of_gaussians():
     assert neg_divergence_scorer()(q, from_score_fn(standard_score, 2)) == pytest.approx(0, abs=1e-4)
 
 
-def test_neg_ksd_is_the_formula_of_its_docstring():
+A = np.array([[2.0, 0.0, 0.0], [-3.0, 0.5, 0.0], [100.0, 7.0, 50.0]])
+
+
+def test_neg_ksd_is_the_formula_of_its_docstring_in_any_units():
     d, n, widths = 3, 50, (0.5, 2.0)
-    value = neg_ksd_scorer(n_samples=n, widths=widths)(Draws(d, np.exp), from_score_fn(standard_score, d))
+    scorer = neg_ksd_scorer(n_samples=n, widths=widths)
+    value = scorer(Draws(d, np.exp), from_score_fn(standard_score, d))
     X = Draws(d, np.exp).sample(n, np.random.RandomState([0]))
     imq = [math.sqrt(1 + 2 / c**2) * ksd(X, standard_score, kernel=IMQ(bandwidth=c * math.sqrt(d))) for c in widths]
     linear = (X @ X.T) ** 2 - (X**2).sum(1) - (X**2).sum(1)[:, None] + d  # k_p of k = x^T x', with s = -x
     mean = linear[~np.eye(n, dtype=bool)].mean() / math.sqrt(d)
     assert value == pytest.approx(-np.mean([*imq, mean]), rel=1e-7)
     assert neg_ksd_scorer(widths=1.0) == neg_ksd_scorer(widths=(1.0,))
-
-
-A = np.array([[2.0, 0.0, 0.0], [-3.0, 0.5, 0.0], [100.0, 7.0, 50.0]])
-
-
-def test_neg_ksd_does_not_depend_on_the_units():
     inverse = torch.as_tensor(np.linalg.inv(A))
     moved = from_score_fn(lambda y: -(y @ inverse.mT) @ inverse, 3)
-    here = SCORER(Draws(3, np.exp), from_score_fn(standard_score, 3))
-    assert SCORER(Draws(3, lambda X: np.exp(X) @ A.T), moved) == pytest.approx(here, rel=1e-6)
+    assert scorer(Draws(d, lambda X: np.exp(X) @ A.T), moved) == pytest.approx(value, rel=1e-6)
 
 
 def mixed(X):

@@ -22,7 +22,6 @@ from skksivi.pilot._importance import (
     HeavyTailed,
     Heights,
     along_lines,
-    pilot_with,
     refined_pilot,
     resampled,
     standard_pilot,
@@ -181,23 +180,6 @@ def test_a_gaussian_is_accepted_at_once(d, seed):
     assert len(drawn) == 1
     assert len(found.x) == LEAST_POINTS
     torch.testing.assert_close(found.mixture.means[0], origin(d), atol=0.01, rtol=0)
-
-
-@pytest.mark.slow
-def test_rounds_lead_to_a_skewed_target():
-    u = gumbel(20 * 32, 3, 0).view(20, 32, 3)
-    draws = BatchedDraws(u, gumbel_score(u))
-    found = refined_pilot(
-        as_score(gumbel_score, d=3), pilot_with(draws.points, target_moments(draws)), [], generator(0)
-    )
-    assert found.converged
-    np.testing.assert_allclose(found.x.mean(0), np.euler_gamma, atol=0.12)
-    np.testing.assert_allclose(found.x.std(0), math.pi / 6**0.5, rtol=0.12)
-    weights, means, covariances = found.mixture
-    np.testing.assert_allclose(weights @ means, found.x.mean(0), atol=1e-6)
-    away = means - weights @ means
-    variance = weights @ covariances.diagonal(dim1=1, dim2=2) + weights @ away.square()
-    np.testing.assert_allclose(variance, found.x.var(0), rtol=0.01)
 
 
 @pytest.mark.parametrize(

@@ -74,16 +74,13 @@ def test_a_stage_ends_the_pilot_of_its_target(stage, score_fn, d):
     assert whitening.converged
 
 
-def test_other_modes_are_left_alone_where_there_is_one_or_init_names_it():
+def test_other_modes_and_independent_directions_are_left_alone_where_there_are_none():
+    """Other modes also where `init` names the only one."""
     _, _, verdicts = pilot_of(bent_score, 2)
-    assert verdicts["other modes"] == ""
+    assert verdicts["other modes"] == verdicts["independent directions"] == ""
     assert "all modes" not in verdicts
     _, _, verdicts = pilot_of(UNEQUAL.score_fn, 2, init=tuple(UNEQUAL.means[0].tolist()))
     assert "other modes" not in verdicts
-
-
-def test_bent_targets_have_no_independent_directions():
-    assert pilot_of(bent_score, 2)[2]["independent directions"] == ""
     assert "independent directions" not in pilot_of(gumbel_score, 2, warps=False)[2]
 
 

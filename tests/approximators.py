@@ -13,25 +13,6 @@ from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines
 from skksivi.base import BaseApproximator
-from skksivi.baselines import (
-    AISIVI,
-    HSIVISM,
-    KPG,
-    MALA,
-    MIED,
-    PVI,
-    SGLD,
-    SIFG,
-    SIVI,
-    SIVISM,
-    SVGD,
-    UIVI,
-    BatchAndMatch,
-    FullRankVI,
-    KSDDescent,
-    Laplace,
-    MeanFieldVI,
-)
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families import _weights
@@ -43,15 +24,17 @@ from skksivi.targets import Target
 APPROXIMATORS = [
     KSIVIApproximator(max_iter=200, batch_size=50, whiten=Pilot(budget=20_000), train=True, random_state=0),
     HKSIVIApproximator(max_iter=40, batch_size=50, whiten=Pilot(budget=20_000), n_layers=2, random_state=0),
-    Laplace(random_state=0),
-    SIVI(whiten="laplace", max_iter=60, learning_rate=0.01, random_state=0),
-    SIVISM(whiten="laplace", critic_hidden_layer_sizes=(32, 32), max_iter=60, learning_rate=0.003, random_state=0),
-    UIVI(whiten="laplace", max_iter=15, learning_rate=0.02, random_state=0),
-    KPG(max_iter=100, learning_rate=0.01, random_state=0),
-    AISIVI(n_inner_samples=16, max_iter=30, learning_rate=0.02, random_state=0),
-    PVI(max_iter=100, learning_rate=0.02, random_state=0),
-    SIFG(max_iter=100, random_state=0),
-    HSIVISM(
+    baselines.Laplace(random_state=0),
+    baselines.SIVI(whiten="laplace", max_iter=60, learning_rate=0.01, random_state=0),
+    baselines.SIVISM(
+        whiten="laplace", critic_hidden_layer_sizes=(32, 32), max_iter=60, learning_rate=0.003, random_state=0
+    ),
+    baselines.UIVI(whiten="laplace", max_iter=15, learning_rate=0.02, random_state=0),
+    baselines.KPG(max_iter=100, learning_rate=0.01, random_state=0),
+    baselines.AISIVI(n_inner_samples=16, max_iter=30, learning_rate=0.02, random_state=0),
+    baselines.PVI(max_iter=100, learning_rate=0.02, random_state=0),
+    baselines.SIFG(max_iter=100, random_state=0),
+    baselines.HSIVISM(
         whiten="laplace",
         initial_scale=0.35,
         critic_hidden_layer_sizes=(64, 64),
@@ -59,14 +42,16 @@ APPROXIMATORS = [
         max_iter=100,
         random_state=0,
     ),
-    MeanFieldVI(max_iter=300, random_state=0),
-    FullRankVI(max_iter=300, random_state=0),
-    BatchAndMatch(random_state=0),
-    SVGD(n_particles=100, max_iter=200, random_state=0),
-    KSDDescent(n_particles=100, max_iter=50, random_state=0),
-    MIED(mollifier="laplace", epsilon=0.3, n_particles=100, max_iter=200, learning_rate=0.1, random_state=0),
-    SGLD(n_chains=200, n_warmup=200, n_draws=25, random_state=0),
-    MALA(n_chains=200, n_warmup=100, n_draws=50, thin=2, random_state=0),
+    baselines.MeanFieldVI(max_iter=300, random_state=0),
+    baselines.FullRankVI(max_iter=300, random_state=0),
+    baselines.BatchAndMatch(random_state=0),
+    baselines.SVGD(n_particles=100, max_iter=200, random_state=0),
+    baselines.KSDDescent(n_particles=100, max_iter=50, random_state=0),
+    baselines.MIED(
+        mollifier="laplace", epsilon=0.3, n_particles=100, max_iter=200, learning_rate=0.1, random_state=0
+    ),
+    baselines.SGLD(n_chains=200, n_warmup=200, n_draws=25, random_state=0),
+    baselines.MALA(n_chains=200, n_warmup=100, n_draws=50, thin=2, random_state=0),
 ]
 #: A new one is here with its defaults.
 APPROXIMATORS += [
@@ -155,12 +140,12 @@ COVARIANCE = torch.tensor([[2.0, 0.6], [0.6, 0.5]])
 
 
 def has_density(q):
-    return not isinstance(q, SVGD | KSDDescent | MIED | SGLD | MALA)
+    return not isinstance(q, baselines.SVGD | baselines.KSDDescent | baselines.MIED | baselines.SGLD | baselines.MALA)
 
 
 def covariance_of_fit(q):
     """Return that of the target or, of independent coordinates, the conditional variances of the target."""
-    return COVARIANCE.inverse().diagonal().reciprocal().diag() if isinstance(q, MeanFieldVI) else COVARIANCE
+    return COVARIANCE.inverse().diagonal().reciprocal().diag() if isinstance(q, baselines.MeanFieldVI) else COVARIANCE
 
 
 def gaussian_score(x):

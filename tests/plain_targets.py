@@ -127,6 +127,12 @@ def student_score(x, df=5.0):
     return -(df + x.shape[-1]) * x / (df + x.square().sum(-1, keepdim=True))
 
 
+def student_log_prob(x, df=5.0):
+    d = x.shape[-1]
+    constant = math.lgamma((df + d) / 2) - math.lgamma(df / 2) - d / 2 * math.log(df * math.pi)
+    return constant - (df + d) / 2 * torch.log1p(x.square().sum(-1) / df)
+
+
 def funnel_score(x):
     """Of v ~ N(0, 9) and w ~ N(0, e^v): no one step suits its neck and its mouth."""
     v, w = x[:, :1], x[:, 1:]

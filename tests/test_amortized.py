@@ -117,21 +117,6 @@ def test_the_divergence_is_that_of_torch():
     torch.testing.assert_close(divergence(m[0], L[0], target), torch.distributions.kl_divergence(*normal))
 
 
-@pytest.mark.parametrize("of", ["tensors", "arrays"])
-def test_modes_of_normals_are_exact(of):
-    """Products by differences have an error of some 1e-9."""
-
-    a = torch.tensor([2.0, 5.0], dtype=F64)
-
-    def score_fn(x, y):
-        return np.asarray(y) - np.asarray(x) * a.numpy() if of == "arrays" else y - x * a.to(x)
-
-    y = torch.as_tensor(normal_contexts(7))
-    found = laplaces(PairedScore(score_fn, 2, y, CPU), y, torch.arange(7), torch.zeros(7, 2, dtype=F64))
-    torch.testing.assert_close(found.m[found.numbers.argsort()], y / a, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(found.P, a.diag().expand(7, 2, 2), atol=1e-6, rtol=1e-6)
-
-
 def test_modes_are_found_where_a_newton_step_goes_too_far():
     """log p = -log cosh(5 (x - y)) - x^2 / 200, at whose tails Newton's step is a thousand times too long."""
 

@@ -10,7 +10,7 @@ from plain_targets import gumbel_log_prob, gumbel_score
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from skksivi import HKSIVIApproximator, KSIVIApproximator, load, save
+from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi.baselines import SVGD
 from skksivi.parameters import Pilot
 from skksivi.targets import EightGaussians, Target
@@ -91,31 +91,15 @@ def test_too_little_for_several_modes_is_told():
     assert (torch.cdist(X, EightGaussians(shift=5.0).means.double()).argmin(1).bincount(minlength=8) > 50).all()
 
 
-def test_what_was_fitted_with_little_can_be_saved(tmp_path):
-    with pytest.warns(ConvergenceWarning):
-        q = KSIVIApproximator(whiten=Pilot(max_score_calls=1500), random_state=0).fit(Counted(3))
-    save(q, tmp_path / "q.safetensors")
-    again = load(tmp_path / "q.safetensors")
-    np.testing.assert_array_equal(again.sample(5, random_state=0), q.sample(5, random_state=0))
-    assert again.whiten.max_score_calls == 1500
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, "many"])
-def test_what_is_no_budget_is_refused(value):
-    with pytest.raises(ValueError, match="max_score_calls"):
-        KSIVIApproximator(whiten=Pilot(max_score_calls=value)).fit(lambda x: -x, n_features=2)
-
-
 def test_a_large_budget_changes_nothing():
     limited = KSIVIApproximator(whiten=Pilot(max_score_calls=10**9), random_state=0).fit(torch.neg, n_features=2)
     free = KSIVIApproximator(random_state=0).fit(torch.neg, n_features=2)
     np.testing.assert_array_equal(limited.sample(5, random_state=0), free.sample(5, random_state=0))
 
 
-@pytest.mark.parametrize("n", [900])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_a_budget_that_ends_before_the_first_round_leaves_the_gaussian(n):
-    q = KSIVIApproximator(whiten=Pilot(max_score_calls=n), random_state=0).fit(lambda x: 1 - x, n_features=2)
+def test_a_budget_that_ends_before_the_first_round_leaves_the_gaussian():
+    q = KSIVIApproximator(whiten=Pilot(max_score_calls=900), random_state=0).fit(lambda x: 1 - x, n_features=2)
     X = q.sample(20_000, random_state=0)
     np.testing.assert_allclose(X.mean(0), 1, atol=0.1)
     np.testing.assert_allclose(X.std(0), 1, atol=0.1)

@@ -14,7 +14,7 @@ from sklearn.exceptions import NotFittedError
 from skksivi._utils.ranks import counts_below, coverage, tail_probabilities, uniform_band, uniformity
 from skksivi.baselines import Laplace
 from skksivi.calibration import Calibration, posterior_sbc, sbc
-from skksivi.targets import Target, constrained, from_score_fn
+from skksivi.targets import Target, constrained, from_log_prob, from_score_fn
 
 SIZES = [(1, 7), (5, 3), (10, 1)]
 
@@ -533,15 +533,9 @@ def test_parameters_that_the_target_does_not_have_are_told(theta):
 
 
 def test_names_of_a_target_are_those_of_the_ranks():
-    class Named(Target):
-        n_features = 2
-        names = ("a", "b")
-
-        def log_prob(self, x):
-            return -x.square().sum(1) / 2
-
-    assert sbc(**other(make_target=lambda y: Named())).names == ("a", "b")
-    assert sbc(**other(make_target=lambda y: Named(), names=["c", "d"])).names == ("c", "d")
+    target = from_log_prob(lambda x: -x.square().sum(1) / 2, 2, names=["a", "b"])
+    assert sbc(**other(make_target=lambda y: target)).names == ("a", "b")
+    assert sbc(**other(make_target=lambda y: target, names=["c", "d"])).names == ("c", "d")
 
 
 def test_a_score_function_becomes_a_target_for_any_estimator():

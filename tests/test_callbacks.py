@@ -165,20 +165,16 @@ def test_verbose_leaves_configured_logging_alone(caplog):
 # What comes before the training
 
 
-class Counted:
+class Counted(Recorder):
     """A score, how often it was asked, and what a callback was told by then."""
 
     def __init__(self, of=lambda x: -x):
+        super().__init__()
         self.of, self.n_asked, self.told = of, 0, []
 
     def __call__(self, x):
         self.n_asked += len(x)
         return self.of(x)
-
-    def setup(self, estimator, context):
-        pass
-
-    teardown = setup
 
     def on_fit_task_begin(self, estimator, context, **_):
         pass

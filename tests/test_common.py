@@ -326,12 +326,6 @@ def test_float32_will_do_for_a_target_far_from_the_origin(q):
     assert np.abs(10 * X.std(0) - 1).max() < 0.12
 
 
-@A_FEW
-def test_a_score_that_differentiates_log_p_itself_is_fitted(q):
-    fits = [clone(q).fit(s, n_features=2) for s in (score_by_autograd, gaussian_score)]
-    assert_close(*(fit.sample(20) for fit in fits))
-
-
 @pytest.mark.parametrize("cls", [KSIVIApproximator, SIVI])
 def test_draws_far_from_the_target_are_told(cls):
     """They start at zero, 40 standard deviations off in each coordinate."""
@@ -355,29 +349,6 @@ def test_a_subclass_with_a_new_score_or_density_does_not_use_the_old_product(q):
     for target, score_fn in scores.items():
         fits = clone(q).fit(target), clone(q).fit(score_fn, n_features=2)
         assert_close(*(fit.sample(20) for fit in fits))
-
-
-@A_FEW
-def test_a_product_that_contradicts_the_score_is_refused(q):
-    class Wrong(GaussianTarget):
-        def score_fn(self, x):
-            return gaussian_score(x)
-
-        def score_vjp(self, x):
-            return gaussian_score(x), lambda v: v
-
-    with pytest.raises(ValueError, match="`score_vjp` returns a product"):
-        clone(q).fit(Wrong())
-
-
-@pytest.mark.parametrize(
-    "q",
-    [KSIVIApproximator(whiten="laplace", random_state=0), Laplace(random_state=0)],
-    ids=lambda q: type(q).__name__,
-)
-def test_the_wrong_sign_is_named(q):
-    with pytest.raises(ValueError, match="wrong sign"):  # once: a warning would be an error
-        clone(q).fit(lambda x: x, n_features=2)
 
 
 WORKERS = """
@@ -511,7 +482,6 @@ MISTAKES = {
     "no n_features": (lambda q: q.fit(gaussian_score), ValueError, "n_features"),
     "n_features=0": (lambda q: q.fit(gaussian_score, n_features=0), ValueError, "n_features"),
     "n_features against target": (lambda q: q.fit(GaussianTarget(), n_features=3), ValueError, "n_features"),
-    "a class": (lambda q: q.fit(Banana), TypeError, "pass an instance"),
     "unknown device": (lambda q: q.set_params(device="tpu9").fit(gaussian_score, n_features=2), ValueError, "tpu9"),
     "dtype": (lambda q: q.set_params(dtype="int8").fit(gaussian_score, n_features=2), ValueError, "dtype"),
     "sample before fit": (lambda q: q.sample(), NotFittedError, "not fitted"),

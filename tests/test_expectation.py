@@ -17,14 +17,7 @@ from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
 from skksivi.inference._expectation import WeightedDraws, control_variates
 from skksivi.pilot._mode_weights import Cells
-from skksivi.targets import (
-    Banana,
-    BayesianLogisticRegression,
-    Minibatches,
-    Target,
-    from_log_prob,
-    from_score_fn,
-)
+from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, Target, from_log_prob, from_score_fn
 
 
 def products(X):
@@ -144,14 +137,7 @@ def several(X):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("draws", "n", "d"),
-    [
-        (normal, 60, 1),
-        (log_gamma, 100, 3),
-        (chains(4), 1000, 2),
-    ],
-)
+@pytest.mark.parametrize(("draws", "n", "d"), [(normal, 60, 1), (log_gamma, 100, 3), (chains(4), 1000, 2)])
 def test_intervals_cover(draws, n, d):
     """Of 150 intervals of 95% at least 129, with or without control variates, cover 500 times as many exact draws.
 

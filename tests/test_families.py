@@ -114,21 +114,6 @@ def test_generator_alone_decides_the_family_and_its_draws(scale, linear_skip):
 
 
 @every_scale
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_draws_have_the_type_and_shape_of_the_family(scale, dtype):
-    draw = start(3, scale=scale, dtype=dtype).draw(5, generator())
-    assert {a.dtype for a in draw} == {dtype}
-    assert {a.shape for a in draw} == {(5, 3)}
-
-
-@every_scale
-def test_network_without_hidden_layers_is_affine(scale):
-    family = trained(scale=scale, hidden_layer_sizes=())
-    z = family.draw_latent(3, generator())
-    torch.testing.assert_close(family.mean(z).sum(0) / 3, family.mean(z.mean(0, keepdim=True))[0])
-
-
-@every_scale
 def test_start_has_a_scale_for_each_feature(scale):
     sigma = torch.tensor([0.1, 0.5, 0.9]).double()
     family = start(3, scale=scale, initial_scale=sigma)
@@ -324,12 +309,6 @@ def test_a_network_is_affine_that_has_one_layer_or_whose_last_is_zero():
     assert last_is_zero.is_affine
     assert perceptron(3, 2).is_affine
     assert last_is_zero.shape == perceptron(3, 2).shape == (3, 2)
-
-
-@pytest.mark.parametrize("form", ["constant", "network"])
-def test_the_scale_of_a_new_layer_has_the_form_asked_for(form):
-    family = start(3, hidden_layer_sizes=(5,), scale=form)
-    assert family.sigma(normal(4, 3)).shape == ((3,) if form == "constant" else (4, 3))
 
 
 def test_a_residual_network_starts_at_the_identity_and_moves_in_units_of_the_scale():

@@ -1,6 +1,5 @@
 """HKSIVIApproximator: the hierarchy is that of the paper, its gradients are exact, and it keeps far modes."""
 
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +21,7 @@ from skksivi.parameters import Pilot
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
-from skksivi.targets import BayesianLogisticRegression, EightGaussians, Minibatches, XShaped
+from skksivi.targets import EightGaussians, XShaped
 
 pytestmark = pytest.mark.usefixtures("uncertified")
 
@@ -92,12 +91,7 @@ def test_draws_and_gradients_are_those_of_the_formulas():
 @pytest.mark.parametrize("estimator", ["u-statistic", "vanilla"])
 def test_a_step_takes_the_gradient_of_the_weighted_discrepancies(estimator):
     weights = [1.0, 0.5, 0.2]
-    q = clone(QUICK).set_params(
-        n_layers=3,
-        bridge__weights=weights,
-        bandwidth="median",
-        gradient_estimator=estimator,
-    )
+    q = clone(QUICK).set_params(n_layers=3, bridge__weights=weights, bandwidth="median", gradient_estimator=estimator)
     family, score = hierarchy(), in_double(XShaped().to(dtype=torch.float64).score_fn, 2)
     for p in family.parameters():
         p.grad = torch.zeros_like(p)
@@ -217,23 +211,10 @@ def test_moments_of_a_converged_pilot_hold_the_layers_if_all_are_at_the_target(c
         assert {a.shape[0] for a in penalty.target} == {2}
 
 
-def test_layers_weigh_alike_unless_told_otherwise():
-    assert QUICK._layer_weights(3) == [1, 1, 1]
-    assert clone(QUICK).set_params(bridge__weights=[1, 0])._layer_weights(2) == [1, 0]
-
-
 def test_a_warm_start_goes_on():
     q = fit(whiten=None)
     assert q.set_params(warm_start=True).fit(torch.neg, n_features=2).n_iter_ == 60
     assert q.set_params(n_layers=4).fit(torch.neg, n_features=2).family_.n_layers == 2  # the family is the old one
-
-
-def test_a_fit_to_minibatches_can_be_pickled():
-    X = np.random.RandomState(0).normal(size=(30, 2))
-    y = (X[:, 0] > 0).astype(int)
-    q = fit(max_iter=2, score_fn=Minibatches(BayesianLogisticRegression(X, y), 10))
-    again = pickle.loads(pickle.dumps(q))  # noqa: S301
-    np.testing.assert_array_equal(again.sample(5, random_state=0), q.sample(5, random_state=0))
 
 
 @pytest.mark.parametrize(

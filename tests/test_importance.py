@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import Mixture, normal_array
+from plain_targets import Mixture, normal_array, student_log_prob
 from scipy import special, stats
 from sklearn.exceptions import ConvergenceWarning
 
@@ -33,7 +33,7 @@ from skksivi.families._weights import N_CHEAP
 from skksivi.judge._numbers import Numbers
 from skksivi.judge._verdict import Errors
 from skksivi.mixing import StudentT
-from skksivi.targets import Banana, EightGaussians, Target, from_log_prob
+from skksivi.targets import Banana, EightGaussians, Funnel, Target, from_log_prob
 
 
 def gaussian(mean, sd, log_constant=0.0):
@@ -440,20 +440,7 @@ def test_certificates_are_saved_and_made_anew_by_warm_starts(tmp_path):
 
 
 def student(df, d):
-    """The density of Student's t."""
-    constant = math.lgamma((df + d) / 2) - math.lgamma(df / 2) - d / 2 * math.log(df * math.pi)
-    return from_log_prob(lambda x: constant - (df + d) / 2 * (x.square().sum(-1) / df).log1p(), n_features=d)
-
-
-def funnel(d):
-    """The density of Neal's funnel, v ~ N(0, 9) and w ~ N(0, e^v)."""
-
-    def log_prob(x):
-        v, w = x[:, 0], x[:, 1:]
-        log_v = -v.square() / 18 - math.log(3)
-        return log_v - (d - 1) / 2 * v - w.square().sum(1) * (-v).exp() / 2 - d / 2 * math.log(2 * math.pi)
-
-    return from_log_prob(log_prob, n_features=d)
+    return from_log_prob(lambda x: student_log_prob(x, df), n_features=d)
 
 
 def regression(n, d):
@@ -503,7 +490,7 @@ def test_the_evidence_of_a_conjugate_regression_is_exact():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.parametrize(("target", "exact"), [(student(5.0, 2), 0.0), (funnel(2), 0.0), regression(30, 6)])
+@pytest.mark.parametrize(("target", "exact"), [(student(5.0, 2), 0.0), (Funnel(2), 0.0), regression(30, 6)])
 def test_evidences_of_default_fits_are_within_their_errors(target, exact):
     q = KSIVIApproximator(max_iter=500, random_state=0).fit(target)
     assert is_honest(evidence(q, target, random_state=0), exact)

@@ -199,13 +199,6 @@ def test_every_option_trains_and_samples_from_the_pilot_where_there_is_one(param
     assert np.isfinite(q.score_samples(np.zeros((1, 2)))).all()
 
 
-def test_the_start_with_a_linear_skip_is_the_laplace_approximation():
-    q = fit(shifted_score, max_iter=1, learning_rate=1e-12, whiten="laplace")
-    X = q.sample(20_000, random_state=0)
-    assert np.abs(X.mean(0) - 3).max() < 4 / math.sqrt(len(X))
-    np.testing.assert_allclose(np.cov(X.T), np.eye(2), atol=4 * math.sqrt(2 / len(X)))
-
-
 def test_warm_start_continues_and_a_cold_start_forgets():
     q = clone(QUICK).set_params(warm_start=True, max_iter=20, optimizer__decay=None)
     first = q.fit(shifted_score, n_features=2).loss_curve_
@@ -232,16 +225,6 @@ def test_early_stopping_stops_on_a_plateau_only():
 
 
 # The default: a pilot, then a fit that starts at its points
-
-
-def test_a_correlated_gaussian_of_bad_scales_far_from_the_origin_is_fitted_by_default():
-    """Standard deviations from 0.1 to 10 in unknown directions, 1,000 away; the pilot leaves 0.02 sd of noise."""
-    p = GaussianScore(4, 4, 1e3, seed=0)
-    q = KSIVIApproximator(max_iter=500, random_state=0).fit(p.score_fn, n_features=4)
-    X = torch.as_tensor(q.sample(20_000, random_state=1)).double()
-    u = p.standardise((X - p.mean).mT)
-    assert u.mean(1).abs().max() < 0.15
-    assert (u.std(1) - 1).abs().max() < 0.1
 
 
 def skewed_score(x):
@@ -482,11 +465,6 @@ def test_a_width_that_is_off_is_told_with_a_remedy_that_helps(log10, d, k, seed)
         warnings.simplefilter("error")
         q.set_params(whiten="auto").fit(target)
     np.testing.assert_allclose(q.sample(4000, random_state=0).std(0) / sd.numpy(), 1, atol=0.15)
-
-
-def test_a_score_that_is_nan_at_the_origin_names_the_remedy():
-    with pytest.raises(ValueError, match=r"seems bounded.*constrained\(log_prob, .*`init`"):
-        fit(lambda x: -torch.log(x) - x, whiten="laplace")
 
 
 @pytest.mark.parametrize("whiten", [Pilot(budget=0), "laplace"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from approximators import DrawsOf
-from plain_targets import UNEQUAL, Mixture, as_score, log_gamma_draws, log_gamma_score, normal
+from plain_targets import UNEQUAL, Mixture, as_score, log_gamma_draws, log_gamma_score, normal, student_log_prob
 from plain_targets import generator as seeded
 from scipy.special import digamma, polygamma
 
@@ -38,9 +38,7 @@ def student_and_gaussian(d, weight=0.3, distance=20.0, df=3.0):
 
     def log_prob(x):
         gaussian = -(x - distance).square().sum(-1) / 2 - d / 2 * math.log(2 * math.pi)
-        constant = math.lgamma((df + d) / 2) - math.lgamma(df / 2) - d / 2 * math.log(df * math.pi)
-        student = constant - (df + d) / 2 * torch.log1p(x.square().sum(-1) / df)
-        return torch.stack([gaussian + math.log(weight), student + math.log(1 - weight)]).logsumexp(0)
+        return torch.stack([gaussian + math.log(weight), student_log_prob(x, df) + math.log(1 - weight)]).logsumexp(0)
 
     return log_prob, from_log_prob(log_prob, d).score_fn
 

@@ -69,6 +69,8 @@ def test_an_object_is_cloned_pickled_copied_and_shown_with_its_parameters(value)
         (Entropic(-1.0), "weight"),
         (Pilot("laplace"), "rule"),
         (Pilot(budget=-1), "budget"),
+        (Pilot(max_score_calls=0), "max_score_calls"),
+        (Pilot(max_score_calls=1.5), "max_score_calls"),
         (Pilot(weight=-1.0), "weight"),
         (Scale("vector"), "form"),
         (Scale(floor=-1.0), "floor"),
@@ -156,6 +158,16 @@ def test_two_approximators_share_no_settings():
     assert SIVI().set_params(optimizer__decay=None).optimizer.ema is None
 
 
+def test_baselines_of_points_take_a_pilot():
+    q = SVGD(whiten=Pilot(), n_particles=10, max_iter=2, random_state=0).fit(GaussianTarget())
+    assert q.sample(3).shape == (3, 2)
+
+
+def test_early_stopping_may_be_a_boolean():
+    assert parameters.plateau_of(True).get_params() == Plateau().get_params()
+    assert parameters.plateau_of(False) is None
+
+
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_shorthand_means_its_object():
     short = {"whiten": "auto", "scale": "constant", "optimizer": "adam", "early_stopping": 0.1, "annealing": "linear"}
@@ -171,11 +183,6 @@ def test_a_shorthand_means_its_object():
     np.testing.assert_array_equal(*(q.sample(5) for q in fits))
 
 
-def test_baselines_of_points_take_a_pilot():
-    q = SVGD(whiten=Pilot(), n_particles=10, max_iter=2, random_state=0).fit(GaussianTarget())
-    assert q.sample(3).shape == (3, 2)
-
-
 @pytest.mark.parametrize("cls", [SIVI, SVGD])
 def test_a_shorthand_that_has_no_parts_says_so(cls):
     with pytest.raises(ValueError, match="`whiten` is 'laplace', which has no parameters"):
@@ -188,11 +195,6 @@ def test_every_approximator_checks_its_pilot(q):
     for whiten in (Pilot("x"), Pilot(budget=-5), Pilot(weight="w")):
         with pytest.raises(ValueError, match="parameter of Pilot"):
             clone(q).set_params(whiten=whiten).fit(Banana())
-
-
-def test_early_stopping_may_be_a_boolean():
-    assert parameters.plateau_of(True).get_params() == Plateau().get_params()
-    assert parameters.plateau_of(False) is None
 
 
 def test_a_term_of_ones_own():

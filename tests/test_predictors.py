@@ -326,10 +326,7 @@ def test_any_approximator_will_do_and_is_left_alone(approximator, uncertified):
 
 
 @ORDINARY
-@pytest.mark.parametrize(
-    "approximator",
-    [SVGD(n_particles=30, max_iter=5), MeanFieldVI(max_iter=5)],
-)
+@pytest.mark.parametrize("approximator", [SVGD(n_particles=30, max_iter=5), MeanFieldVI(max_iter=5)])
 def test_networks_are_fitted_by_other_methods_too(approximator):
     rng = np.random.RandomState(0)
     x = rng.normal(size=(40, 2))

@@ -21,12 +21,7 @@ CASES = {
         r"No draw is in the mode at .*: set whiten='auto'",
         {"whiten": "auto"},
     ),
-    "lost tails": (
-        StudentT(),
-        LAPLACE,
-        r"is wrong.*: set whiten='auto'",
-        {"whiten": "auto", "mixing": "auto"},
-    ),
+    "lost tails": (StudentT(), LAPLACE, r"is wrong.*: set whiten='auto'", {"whiten": "auto", "mixing": "auto"}),
 }
 
 

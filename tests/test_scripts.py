@@ -178,8 +178,7 @@ def is_beside(script, module):
 
 
 @pytest.mark.parametrize(
-    "command",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS],
+    "command", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS]
 )
 def test_script_runs(command, tmp_path, capsys):
     script, *table = command.split()

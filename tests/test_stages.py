@@ -74,16 +74,13 @@ def test_a_stage_ends_the_pilot_of_its_target(stage, score_fn, d):
     assert whitening.converged
 
 
-def test_other_modes_are_left_alone_where_there_is_one_or_init_names_it():
+def test_other_modes_and_independent_directions_are_left_alone_where_there_are_none():
+    """Other modes also where `init` names the only one."""
     _, _, verdicts = pilot_of(bent_score, 2)
-    assert verdicts["other modes"] == ""
+    assert verdicts["other modes"] == verdicts["independent directions"] == ""
     assert "all modes" not in verdicts
     _, _, verdicts = pilot_of(UNEQUAL.score_fn, 2, init=tuple(UNEQUAL.means[0].tolist()))
     assert "other modes" not in verdicts
-
-
-def test_bent_targets_have_no_independent_directions():
-    assert pilot_of(bent_score, 2)[2]["independent directions"] == ""
     assert "independent directions" not in pilot_of(gumbel_score, 2, warps=False)[2]
 
 
@@ -307,12 +304,6 @@ def test_a_wider_search_begins_again_from_the_better_mode(monkeypatch):
     assert same_mode(known.mode, modes.maps[0])
     torch.testing.assert_close(known.points.x.mean(0), far[0].double(), rtol=0, atol=0.5)
     assert sum(attempt.n_calls for attempt in known.attempts) == known.score.tally.total
-
-
-def test_a_stage_that_is_left_out_takes_no_others_with_it():
-    _, points, verdicts = pilot_of(bent_score, 2, skip=("matched Gaussian",))
-    assert list(verdicts)[-1] == "short chains"
-    assert points.converged
 
 
 def test_what_the_last_stages_lose_leaves_the_points_before_them(monkeypatch):

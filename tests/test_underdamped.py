@@ -9,7 +9,7 @@ from plain_targets import generator, normal, resolved
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi.parameters import Pilot
-from skksivi.pilot._chains import diagonal_map, underdamped
+from skksivi.pilot._chains import underdamped
 from skksivi.pilot._pilot import find_whitening
 from skksivi.targets import EightGaussians
 
@@ -37,14 +37,6 @@ def test_the_chains_of_a_stiff_gaussian_have_its_covariance():
     cov = last @ last.mT / 400
     assert (cov - torch.eye(5)).abs().max() < 5 * (2 / 400) ** 0.5
     assert last.mean(1).abs().max() < 5 / 400**0.5
-
-
-def test_the_map_standardises_each_coordinate_alone():
-    m, L = stiff()
-    map_ = diagonal_map(m + normal(1000, 5) @ L.mT)
-    x = map_.unwhiten(normal(3, 5))
-    torch.testing.assert_close(map_.whiten(x), normal(3, 5))
-    torch.testing.assert_close(map_.whiten_score(torch.ones(1, 5, dtype=torch.float64))[0], map_.D)
 
 
 @pytest.mark.slow

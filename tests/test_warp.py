@@ -7,7 +7,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from plain_targets import Bent, gumbel, normal
+from plain_targets import Bent, generator, gumbel, normal
 from sklearn.base import clone
 
 import skksivi
@@ -17,24 +17,8 @@ from skksivi.coordinates._warp_fit import fitted_warp, reshaped
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Checkpoint, Network, Pilot
 from skksivi.score._target import resolve_score
-from skksivi.targets import Target
+from skksivi.targets import Funnel
 from skksivi.terms import Entropic
-
-
-class Funnel(Target):
-    """v ~ N(0, 3^2), x_i | v ~ N(0, exp(v)); its mode is a spike of infinite depth in the limit."""
-
-    n_features = 5
-
-    def log_prob(self, x):
-        v = x[:, 0]
-        return -(v / 3).square() / 2 - x[:, 1:].square().sum(1) * (-v).exp() / 2 - (self.n_features - 1) * v / 2
-
-    def sample(self, n, seed=1):
-        z = normal(n, self.n_features, seed=seed)
-        z[:, 0] *= 3
-        z[:, 1:] *= (z[:, :1] / 2).exp()
-        return z
 
 
 def bare(target):
@@ -43,7 +27,7 @@ def bare(target):
 
 @pytest.fixture(scope="module")
 def warp():
-    return fitted_warp(Funnel().sample(4000))
+    return fitted_warp(Funnel(5).sample(4000, generator(1)))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +39,7 @@ def bent():
 
 
 def test_it_has_an_inverse_and_its_determinant(warp):
-    x = Funnel().sample(20, seed=2)
+    x = Funnel(5).sample(20, generator(2))
     y, log_scale = warp.warp(x)
     back, the_same = warp.unwarp(y)
     torch.testing.assert_close(back, x)
@@ -65,7 +49,7 @@ def test_it_has_an_inverse_and_its_determinant(warp):
 
 
 def test_what_drives_what_is_found():
-    funnel = fitted_warp(Funnel().sample(4000))
+    funnel = fitted_warp(Funnel(5).sample(4000, generator(1)))
     assert [level.members.tolist() for level in funnel.levels] == [[0], [1, 2, 3, 4]]
     assert funnel.levels[1].drivers.tolist() == [0]
     slope = funnel.levels[1].scale[0] / funnel.unit[0]
@@ -107,7 +91,7 @@ def test_what_drives_others_may_be_skewed():
 
 def test_curved_targets_are_normal_in_its_coordinates(warp):
     """At draws that it has not seen; the errors of 4,000 are below 0.1 in all but one of 10^6 cases."""
-    y, _ = warp.warp(Funnel().sample(4000, seed=3))
+    y, _ = warp.warp(Funnel(5).sample(4000, generator(3)))
     z = (y - y.mean(0)) / y.std(0)
     assert (z.pow(4).mean(0) - 3).abs().max() < 0.6
     assert torch.corrcoef(z.square().mT).fill_diagonal_(0).abs().max() < 0.1
@@ -130,7 +114,7 @@ def test_points_that_tell_nothing_are_left_alone():
 
 @pytest.mark.parametrize("has_density", [True, False])
 def test_the_score_is_that_of_the_density(warp, has_density):
-    target = Funnel()
+    target = Funnel(5)
     score = resolve_score(target if has_density else bare(target), 5, dtype=torch.float64, device=torch.device("cpu"))
     n_before, pulled = score.tally.n_values, warp.pull_back(score.double)
     y = normal(6, 5, seed=4).requires_grad_()

@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MALA, SGLD
-from skksivi.baselines._chains import adapted_step, step_sizes
+from skksivi.baselines._chains import step_sizes
 from skksivi.coordinates._lines import along_chord
 from skksivi.families._samplers import Chains
 from skksivi.pilot._chains import ChainState, mala_step
@@ -76,13 +76,6 @@ def test_the_step_is_adapted_to_the_acceptance():
     assert q.acceptance_rate_ == pytest.approx(0.8, abs=0.03)
     assert q.acceptance_curve_.shape == (q.n_iter_,) == (700,)
     assert q.acceptance_rate_ == pytest.approx(q.acceptance_curve_[500:].mean())
-
-
-def test_a_step_is_raised_where_too_much_is_accepted():
-    h = torch.tensor(0.3)
-    assert adapted_step(h, torch.tensor([0.9, 0.7]), 5, 0.6) > h > adapted_step(h, torch.tensor([0.1, 0.3]), 5, 0.6)
-    late = adapted_step(h, torch.tensor([0.9, 0.7]), 500, 0.6)
-    assert h < late < 1.01 * h
 
 
 def test_a_given_step_is_not_adapted():

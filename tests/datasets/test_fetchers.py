@@ -158,8 +158,7 @@ def test_the_waveform_split_is_the_benchmarks(home):
 
 
 @pytest.mark.skipif(
-    not (UCI.parent / "waveform.mat").exists(),
-    reason="there is no ../shared/data/waveform.mat beside the repository",
+    not (UCI.parent / "waveform.mat").exists(), reason="there is no ../shared/data/waveform.mat beside the repository"
 )
 def test_the_waveform_split_is_that_of_the_file_in_circulation(home):
     from scipy.io import loadmat

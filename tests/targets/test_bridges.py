@@ -293,12 +293,6 @@ def test_coordinates_of_stan_say_what_they_are_of_the_parameters():
     assert target.names == ("mu", "log(sigma)", "unconstrained(p)", "logit(w.1)", "unconstrained(w.2)")
 
 
-def test_names_of_a_log_prob_name_its_parameters():
-    target = from_log_prob(lambda x: -x.square().sum(-1), 2, names=["a", "b"])
-    assert target.names == ("a", "b")
-    assert target.constrain([[1.0, 2.0]]) == {"a": [1.0], "b": [2.0]}
-
-
 def test_labels_of_pymc_are_kept():
     target = made("PyMC")
     assert target.dims == {"w": ("part",)}
@@ -461,19 +455,6 @@ def test_the_setting_of_jax_decides_its_precision(double):
         assert target.score_fn(torch.zeros(1, 2)).dtype == torch.float32
     dtype = torch.float64 if double else torch.float32
     torch.testing.assert_close(s, torch.full((1, 2), -2 / 9, dtype=dtype), rtol=torch.finfo(dtype).eps, atol=0)
-
-
-def test_single_precision_is_good_enough_for_the_checks_of_a_fit():
-    jax = pytest.importorskip("jax", reason="the bridge needs JAX")
-    with jax.enable_x64(False):
-        target = from_jax(lambda x: -(x[0] ** 4 + 100 * (x[1] - x[0]) ** 2), 2)
-        score = resolved(target, dtype=torch.float32)
-        assert not score.by_differences
-        x, v = torch.tensor([[1.0, -2.0]]), torch.tensor([[1.0, 3.0]])
-        for one, dtype in ((score, torch.float32), (score.double, torch.float64)):
-            s, pullback = one.with_pullback(x.to(dtype))
-            torch.testing.assert_close(s, torch.tensor([[-604.0, 600.0]], dtype=dtype))
-            torch.testing.assert_close(pullback(v.to(dtype)), torch.tensor([[388.0, -400.0]], dtype=dtype))
 
 
 def test_few_sizes_are_compiled():

@@ -286,8 +286,7 @@ def test_minibatches_of_any_data_are_right_at_the_mode_and_in_the_mean(n, d, k, 
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("own product", torch.float32), ("autograd", torch.float64), ("differences", torch.float64)],
+    ("name", "dtype"), [("own product", torch.float32), ("autograd", torch.float64), ("differences", torch.float64)]
 )
 def test_near_the_mode_minibatches_and_parts_agree_with_all_of_the_data(name, dtype):
     score = resolved(Minibatches(LARGE[name], 100), dtype=dtype)

@@ -8,18 +8,7 @@ import torch
 from plain_targets import generator, normal
 from scipy import integrate, stats
 
-from skksivi.targets import (
-    BrownianBridge,
-    Funnel,
-    GaussianMixture,
-    ItemResponse,
-    LogGaussianCox,
-    ManyWell,
-    Rosenbrock,
-    SeedGermination,
-    SparseLogisticRegression,
-    StochasticVolatility,
-)
+from skksivi import targets
 
 rng = np.random.RandomState(0)
 X, y = rng.normal(size=(8, 3)), np.arange(8) % 2
@@ -99,15 +88,15 @@ def mixture(x):
 
 
 DENSITIES = {
-    "bridge": (BrownianBridge(WALK), bridge),
-    "answers": (ItemResponse(ANSWERS), answers),
-    "cox": (LogGaussianCox(COUNTS, variance=1.5, length=0.7), cox),
-    "volatility": (StochasticVolatility(RETURNS), volatility),
-    "sparse": (SparseLogisticRegression(X, y), sparse),
-    "seeds": (SeedGermination(), seeds),
-    "funnel": (Funnel(4), funnel),
-    "rosenbrock": (Rosenbrock(4), rosenbrock),
-    "mixture": (GaussianMixture([[0, 1], [2, -1]], 0.3), mixture),
+    "bridge": (targets.BrownianBridge(WALK), bridge),
+    "answers": (targets.ItemResponse(ANSWERS), answers),
+    "cox": (targets.LogGaussianCox(COUNTS, variance=1.5, length=0.7), cox),
+    "volatility": (targets.StochasticVolatility(RETURNS), volatility),
+    "sparse": (targets.SparseLogisticRegression(X, y), sparse),
+    "seeds": (targets.SeedGermination(), seeds),
+    "funnel": (targets.Funnel(4), funnel),
+    "rosenbrock": (targets.Rosenbrock(4), rosenbrock),
+    "mixture": (targets.GaussianMixture([[0, 1], [2, -1]], 0.3), mixture),
 }
 NORMALISED = {"funnel", "rosenbrock", "mixture"}
 
@@ -123,57 +112,61 @@ def test_the_density_is_that_of_the_model(name):
 
 
 def test_they_have_the_dimensions_of_the_suites():
-    assert (BrownianBridge().n_features, ManyWell().n_features, Rosenbrock().n_features) == (32, 32, 36)
-    assert ItemResponse(np.zeros((400, 100))).n_features == 501
-    assert SparseLogisticRegression(np.tile(X, 9)[:, :25], y).n_features == 51
-    assert LogGaussianCox(np.eye(40)).n_features == 1600
+    assert (targets.BrownianBridge().n_features, targets.ManyWell().n_features, targets.Rosenbrock().n_features) == (
+        32,
+        32,
+        36,
+    )
+    assert targets.ItemResponse(np.zeros((400, 100))).n_features == 501
+    assert targets.SparseLogisticRegression(np.tile(X, 9)[:, :25], y).n_features == 51
+    assert targets.LogGaussianCox(np.eye(40)).n_features == 1600
 
 
 def test_wells_have_their_integral_and_their_shares():
     def density(x):
-        log_p = ManyWell(2).log_prob(torch.tensor([x, 0.0], dtype=torch.float64)).item()
+        log_p = targets.ManyWell(2).log_prob(torch.tensor([x, 0.0], dtype=torch.float64)).item()
         return math.exp(log_p) * math.sqrt(2 * math.pi)
 
     mass = {side: integrate.quad(density, *sorted((0, side * 5)), epsabs=1e-12)[0] for side in (-1, 1)}
     assert mass[-1] + mass[1] == pytest.approx(1, abs=1e-10)
     n = 40_000
-    x = ManyWell(4).sample(n, generator())
+    x = targets.ManyWell(4).sample(n, generator())
     share = (x[:, ::2] > 0).double().mean(0)
     assert (share - mass[1]).abs().max() < 4.5 * (mass[1] * mass[-1] / n) ** 0.5
 
 
 def test_the_expected_count_of_the_cox_process_is_the_one_observed():
-    target = LogGaussianCox(10 * COUNTS)
+    target = targets.LogGaussianCox(10 * COUNTS)
     assert math.exp(target.mean + 1.91 / 2) == pytest.approx(70)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Funnel(1), "n_features"),
-        (lambda: Funnel(scale=0.0), "`scale`"),
-        (lambda: ManyWell(3), "must be even"),
-        (lambda: Rosenbrock(5), "must be even"),
-        (lambda: Rosenbrock(variance=-1.0), "`variance`"),
-        (lambda: GaussianMixture([1.0, 2.0]), "`means`"),
-        (lambda: GaussianMixture([[np.nan]]), "`means`"),
-        (lambda: GaussianMixture([[0.0], [1.0]], [[[1.0]]]), "`covariances`"),
-        (lambda: GaussianMixture([[0.0], [1.0]], -1.0), "`covariances`"),
-        (lambda: GaussianMixture([[0.0, 0.0]], [[[1.0, 2.0], [2.0, 1.0]]]), "`covariances`"),
-        (lambda: GaussianMixture([[0.0], [1.0]], weights=[1.0, 0.0]), "`weights`"),
-        (lambda: BrownianBridge([[0.0]]), "`observations`"),
-        (lambda: BrownianBridge([np.nan, np.nan]), "`observations`"),
-        (lambda: BrownianBridge([np.inf, 0.0]), "`observations`"),
-        (lambda: ItemResponse([[2, 0]]), "zeros and ones"),
-        (lambda: ItemResponse([1, 0]), "2D"),
-        (lambda: LogGaussianCox([[1, 0]]), "a square"),
-        (lambda: LogGaussianCox([[0, 0], [0, 0]]), "not all zero"),
-        (lambda: LogGaussianCox(COUNTS, length=0.0), "`length`"),
-        (lambda: LogGaussianCox(COUNTS, variance=-1.0), "`variance`"),
-        (lambda: StochasticVolatility([0.1]), "`returns`"),
-        (lambda: StochasticVolatility([0.1, np.nan]), "`returns`"),
-        (lambda: SparseLogisticRegression(X, np.zeros(8)), "two classes"),
-        (lambda: SparseLogisticRegression(X, y[:3]), "inconsistent numbers"),
+        (lambda: targets.Funnel(1), "n_features"),
+        (lambda: targets.Funnel(scale=0.0), "`scale`"),
+        (lambda: targets.ManyWell(3), "must be even"),
+        (lambda: targets.Rosenbrock(5), "must be even"),
+        (lambda: targets.Rosenbrock(variance=-1.0), "`variance`"),
+        (lambda: targets.GaussianMixture([1.0, 2.0]), "`means`"),
+        (lambda: targets.GaussianMixture([[np.nan]]), "`means`"),
+        (lambda: targets.GaussianMixture([[0.0], [1.0]], [[[1.0]]]), "`covariances`"),
+        (lambda: targets.GaussianMixture([[0.0], [1.0]], -1.0), "`covariances`"),
+        (lambda: targets.GaussianMixture([[0.0, 0.0]], [[[1.0, 2.0], [2.0, 1.0]]]), "`covariances`"),
+        (lambda: targets.GaussianMixture([[0.0], [1.0]], weights=[1.0, 0.0]), "`weights`"),
+        (lambda: targets.BrownianBridge([[0.0]]), "`observations`"),
+        (lambda: targets.BrownianBridge([np.nan, np.nan]), "`observations`"),
+        (lambda: targets.BrownianBridge([np.inf, 0.0]), "`observations`"),
+        (lambda: targets.ItemResponse([[2, 0]]), "zeros and ones"),
+        (lambda: targets.ItemResponse([1, 0]), "2D"),
+        (lambda: targets.LogGaussianCox([[1, 0]]), "a square"),
+        (lambda: targets.LogGaussianCox([[0, 0], [0, 0]]), "not all zero"),
+        (lambda: targets.LogGaussianCox(COUNTS, length=0.0), "`length`"),
+        (lambda: targets.LogGaussianCox(COUNTS, variance=-1.0), "`variance`"),
+        (lambda: targets.StochasticVolatility([0.1]), "`returns`"),
+        (lambda: targets.StochasticVolatility([0.1, np.nan]), "`returns`"),
+        (lambda: targets.SparseLogisticRegression(X, np.zeros(8)), "two classes"),
+        (lambda: targets.SparseLogisticRegression(X, y[:3]), "inconsistent numbers"),
     ],
 )
 def test_a_setting_out_of_range_is_named(make, message):

@@ -174,6 +174,15 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         where their weights are not reliable, by the chains of the pilot and lines along directions. ``good`` if no
         error exceeds 0.1 sd, or 10% of an sd, beyond its standard error; ``reason`` names the worst, and ``errors``
         has them all. It does not know of modes that no draw has reached.
+    kernel_, gradient_estimator_, mixing_, scale_, optimizer_ : object
+        These parameters as the training had them or, without one, as it would have had them: none is "auto".
+    batch_size_, learning_rate_, initial_scale_, hidden_layer_sizes_, latent_dim_ : float, int or tuple of int
+        The same for these.
+    bandwidth_ : float or None
+        The width of the kernel at the end of the training, in whitened units; None without one.
+    weights_, means_, covariances_ : ndarray of shape (k,), (k, n_features), (k, n_features, n_features)
+        The Gaussians of a fit that is a mixture of them in x, as in `sklearn.mixture.GaussianMixture`. There are
+        none, as `hasattr` says, if the fit is trained, or in coordinates that are warped to follow curves and tails.
     engine_ : {"eager", "cuda graph"}
         Whether training steps ran operation by operation, or on a GPU as one recorded graph.
     score_checksum_ : str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -153,6 +153,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
                     fit = run.result(partial(est._fit, target), target.advice)
                 learn(self, fit, run)
                 self.__dict__.update(est._made_with(fit))
+                _keep_names(self, score_fn, probed.names)
                 tally.listener = None
                 if probed.doubt is not None and probed.doubt.ends is not None:
                     x = fit.sampler.sample(N_COMPARED, make_generator(seed, device))
@@ -488,6 +489,15 @@ def learn(est: BaseApproximator, fit: Fit, run: Run) -> None:
     """Store a fit on an estimator."""
     est.__dict__.update(learned_attributes(fit, run, est.dtype))
     est.__dict__.update({"_dtype_of_draws": resolving_dtype(fit.sampler, est.dtype, run.device)})
+
+
+def _keep_names(est: BaseApproximator, target: object, names: Sequence[str]) -> None:
+    """Store the names of coordinates and the supports of parameters on an estimator, where its target has them."""
+    supports = getattr(target, "supports", None)
+    own = {"feature_names_in_": np.array(names, object) if names else None, "supports_": supports and dict(supports)}
+    for name in own:
+        est.__dict__.pop(name, None)
+    est.__dict__.update({name: value for name, value in own.items() if value is not None})
 
 
 def loss_label(est: BaseApproximator) -> str:

@@ -171,6 +171,10 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         Number of iterations, zero without training.
     n_features_in_ : int
         Dimension d of the target.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the coordinates; only of a target with `names`.
+    supports_ : dict
+        Where the parameters live; only of a target of `skksivi.targets.constrained`, which takes it again.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage

@@ -138,7 +138,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
         device = resolve_device(self.device)
         seed = make_seed(_of_replicate(score_fn, self.random_state))
         callbacks = self._set_up_callbacks(est, score_fn, n_features)
-        wait = LongWait(score_fn)
+        wait = LongWait(score_fn) if self.verbose >= 0 else None
         with ordinary_mode(device), logged(self.verbose):
             near, dtype = est._points_near_target(), DTYPES[self.dtype]
             probed = resolve_score(score_fn, n_features, dtype=dtype, device=device, near=near, warns=False)
@@ -165,7 +165,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
                 finally:
                     tally.end()
                     self.__dict__.update(counts(tally))
-                    if self.verbose:
+                    if self.verbose > 0:
                         made = [f"fitted by {fit.report['fitted_by_']}"] if "fitted_by_" in fit.report else []
                         LOGGER.info("%s", "; ".join([*map(str, self.stages_), *made]))
                 if fit.ended_by is not None:

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import xml.etree.ElementTree
 from functools import cache
 from inspect import signature
 
@@ -72,10 +73,11 @@ from skksivi.baselines import (
     Laplace,
     MeanFieldVI,
 )
+from skksivi.calibration import Calibration
 from skksivi.kernels import IMQ
 from skksivi.model_selection import Replicates
 from skksivi.plotting import ForestDisplay
-from skksivi.targets import Banana, EightGaussians, from_score_fn
+from skksivi.targets import Banana, EightGaussians, from_log_prob, from_score_fn
 
 
 @pytest.fixture(params=APPROXIMATORS, ids=lambda q: type(q).__name__)
@@ -223,6 +225,23 @@ def test_a_score_function_that_is_a_module_is_left_where_it_is():
     module = UnmovableModule(gaussian_score)
     q = Laplace(random_state=0).fit(module, n_features=2)
     assert q.score(module) == q.score(gaussian_score)
+
+
+def test_reports_are_shown_in_a_notebook_with_every_word_escaped():
+    names = ("<b>", "b&w")
+    target = from_log_prob(GaussianTarget().log_prob, 2, names=names)
+    q = Laplace(random_state=0).fit(target)
+    calibrated = Calibration(np.zeros((50, 2), int), 9, names, np.arange(50))
+    for shown, words in (
+        (summary(q, target, random_state=0), ("&lt;b&gt;", "b&amp;w", "score calls", "\u00b1")),
+        (diagnose(q, target, n_samples=500, random_state=0), ("Laplace, 500 draws", "Stein variances", "calls: ")),
+        (certificate(q, target, random_state=0), ("nats", "k-hat", "reliable", "\u00b1")),
+        (calibrated, ("50 replications", "&lt;b&gt;", "b&amp;w", "draws too narrow")),
+    ):
+        page = shown._repr_html_()
+        xml.etree.ElementTree.fromstring(f"<div>{page}</div>")  # noqa: S314
+        assert all(word in page for word in words), page
+        assert "<table>" in page
 
 
 def test_a_search_is_shown_in_a_notebook_as_is_its_best_fit():

@@ -128,7 +128,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         Seeds initial weights, training draws and samples. Equal integers give equal results.
     verbose : int, default=0
         1 logs a line every 500 iterations to the logger "skksivi"; 2 logs every 100, and each earlier stage with its
-        expected cost.
+        expected cost; -1 logs nothing, not even that a fit takes more than five seconds.
 
     Attributes
     ----------

@@ -138,7 +138,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         Seeds initial weights, training draws and samples. Equal integers give equal results.
     verbose : int, default=0
         1 logs a line every 500 iterations to the logger "skksivi", which writes to the standard error unless it has a
-        handler; 2 logs every 100, and each earlier stage with its expected cost. For a progress bar use
+        handler; 2 logs every 100, and each earlier stage with its expected cost. With 0 there is a line only
+        after five seconds, unless logging is configured, and with -1 none. For a progress bar use
         `set_callbacks(sklearn.callback.ProgressBar())`.
 
     Attributes

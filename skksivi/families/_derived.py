@@ -307,19 +307,18 @@ def mixture_of(sampler: Sampler) -> Components | None:
     if not isinstance(sampler, Layer) or sampler.whitening.warp is not None:
         return None
     family, map_ = sampler.family, sampler.whitening.map
-    mixing, z = family.mixing, map_.m.new_zeros(1, family.mixing.latent_dim)
     mean, a = (copy.deepcopy(part).double() for part in (family.mean, family.log_variance))
-    is_mixture = isinstance(mixing, GaussianMixtureDraws | NormalDraws) and mean.is_affine and a.is_affine
-    if not is_mixture or a.jacobian(z).any():
+    mixing, z = family.mixing, map_.m.new_zeros(1, family.mixing.latent_dim)
+    if isinstance(mixing, NormalDraws):
+        mixing = GaussianMixtureDraws(z, torch.eye(z.shape[1]).to(z)[None], z.new_ones(1))
+    is_constant = a.is_affine and not a.jacobian(z).any()
+    if not (isinstance(mixing, GaussianMixtureDraws) and mean.is_affine and is_constant):
         return None
-    weights, means, C = z.new_ones(1), z, torch.eye(z.shape[1]).to(z)[None]
-    if isinstance(mixing, GaussianMixtureDraws):
-        L = mixing.factors.double()
-        weights, means, C = mixing.weights, mixing.means.double(), L @ L.mT
-    A = mean.jacobian(z)[0]
-    C = A @ C @ A.mT + (a(z).exp() + family.min_scale**2).expand(1, -1).diag_embed()
+    L = mean.jacobian(z)[0] @ mixing.factors.double()
+    C = L @ L.mT + (a(z).exp() + family.min_scale**2).expand(1, -1).diag_embed()
     covariances = map_.unwhiten_direction(map_.unwhiten_direction(C).mT)
-    return Components(weights, map_.unwhiten(mean(means)), (covariances + covariances.mT) / 2)
+    means = map_.unwhiten(mean(mixing.means.double()))
+    return Components(mixing.weights, means, (covariances + covariances.mT) / 2)
 
 
 def trial_draws(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:

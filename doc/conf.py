@@ -16,7 +16,7 @@ matplotlib.use("agg")
 sys.path.insert(0, str(Path(__file__).parent))  # where `_described` is
 
 from skksivi import plotting
-from skksivi._version import __version__
+from skksivi._version import DOCUMENTATION, __version__
 
 # warnings of the examples are shown, without the paths of the machine that builds
 warnings.formatwarning = lambda message, category, *_, **__: f"{category.__name__}: {message}\n"
@@ -120,8 +120,15 @@ html_css_files = ["skksivi.css"]
 html_js_files = ["skksivi.js"]
 html_show_sourcelink = False
 html_domain_indices = False
+published = os.environ.get("READTHEDOCS_VERSION")  # elsewhere there are no other versions to switch to
 html_theme_options = {
-    "navbar_end": ["theme-switcher", "navbar-icon-links"],
+    "navbar_end": [*(["version-switcher"] if published else []), "theme-switcher", "navbar-icon-links"],
+    # the newest list, so that the pages of an old version know those that came after it
+    "switcher": {
+        "json_url": DOCUMENTATION.removesuffix("stable") + "latest/_static/switcher.json",
+        "version_match": published or release,
+    },
+    "check_switcher": False,  # which would load the list in a build
     "navbar_persistent": ["search-button"],
     "header_links_before_dropdown": 6,
     "show_toc_level": 2,

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from skksivi.diagnostics import diagnose as diagnose
     from skksivi.estimators import HKSIVIApproximator as HKSIVIApproximator
     from skksivi.estimators import KSIVIApproximator as KSIVIApproximator
-    from skksivi.export import to_arviz as to_arviz
+    from skksivi.exports import export as export
+    from skksivi.exports import to_arviz as to_arviz
     from skksivi.inference._ensemble import ensemble as ensemble
     from skksivi.inference._expectation import expectation as expectation
     from skksivi.inference._importance import certificate as certificate
@@ -59,7 +60,7 @@ else:
             "_paper": ["paper_settings"],
             "amortized": ["AmortizedKSIVI"],
             "diagnostics": ["diagnose"],
-            "export": ["to_arviz"],
+            "exports": ["export", "to_arviz"],
             "persistence": ["load", "save"],
             "predictors": ["KSIVIClassifier", "KSIVIRegressor"],
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -33,11 +33,12 @@ from skksivi._utils.lazy import keeping_random
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi._version import DOCUMENTATION
-from skksivi.families._derived import knows_density, trial_draws, unweighted
+from skksivi.families._derived import knows_density, mixture_of, trial_draws, unweighted
 from skksivi.families._samplers import CHUNK, HasDensity, Sampler
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constraints, Interval, Nested, ParameterObject, StrOptions, expanded
 from skksivi.pilot._large_data import large_data
+from skksivi.pilot._mixture import Components
 from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
 from skksivi.score._tally import Stage, Tally
@@ -137,7 +138,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
         device = resolve_device(self.device)
         seed = make_seed(_of_replicate(score_fn, self.random_state))
         callbacks = self._set_up_callbacks(est, score_fn, n_features)
-        wait = LongWait(score_fn)
+        wait = LongWait(score_fn) if self.verbose >= 0 else None
         with ordinary_mode(device), logged(self.verbose):
             near, dtype = est._points_near_target(), DTYPES[self.dtype]
             probed = resolve_score(score_fn, n_features, dtype=dtype, device=device, near=near, warns=False)
@@ -151,6 +152,8 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
                     tally.end("fit")
                     fit = run.result(partial(est._fit, target), target.advice)
                 learn(self, fit, run)
+                self.__dict__.update(est._made_with(fit))
+                _keep_names(self, score_fn, probed.names)
                 tally.listener = None
                 if probed.doubt is not None and probed.doubt.ends is not None:
                     x = fit.sampler.sample(N_COMPARED, make_generator(seed, device))
@@ -162,7 +165,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
                 finally:
                     tally.end()
                     self.__dict__.update(counts(tally))
-                    if self.verbose:
+                    if self.verbose > 0:
                         made = [f"fitted by {fit.report['fitted_by_']}"] if "fitted_by_" in fit.report else []
                         LOGGER.info("%s", "; ".join([*map(str, self.stages_), *made]))
                 if fit.ended_by is not None:
@@ -328,6 +331,34 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
                 x = self.sampler_.sample(2000, generator).to(DTYPES[self._dtype_of_draws])
             return -FixedKernelKSD(score_fn, n_features, device)(x)
 
+    @property
+    def weights_(self) -> np.ndarray:
+        """The weights (k,) of the Gaussians that the fit is a mixture of."""
+        return as_array(self._mixture().weights)
+
+    @property
+    def means_(self) -> np.ndarray:
+        """The means (k, n_features) of the Gaussians."""
+        return as_array(self._mixture().means)
+
+    @property
+    def covariances_(self) -> np.ndarray:
+        """The covariances (k, n_features, n_features) of the Gaussians."""
+        return as_array(self._mixture().covariances)
+
+    @torch.no_grad()
+    def _mixture(self) -> Components:
+        check_is_fitted(self)
+        is_large = self.n_features_in_ > 1000  # `dir` evaluates properties
+        found = None if is_large else mixture_of(self.sampler_)
+        if found is None:
+            why = "has more than 1,000 features" if is_large else "is no mixture of Gaussians"
+            raise AttributeError(
+                f"This {type(self).__name__} {why}, so there are no `weights_`, `means_` and `covariances_`; "
+                "`sample` draws from it."
+            )
+        return found
+
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_features_in_")
 
@@ -346,6 +377,10 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
     def _resolved(self) -> Self:
         """Return an estimator with a value for each parameter that is left open, which makes the fit."""
         return self
+
+    def _made_with(self, fit: Fit) -> dict[str, object]:
+        """Return the values that parameters have had in a fit, as learned attributes."""
+        return {}
 
     def _points_near_target(self) -> ArrayLike | None:
         """Return the points near the target that the parameters give, array-like, or None."""
@@ -454,6 +489,15 @@ def learn(est: BaseApproximator, fit: Fit, run: Run) -> None:
     """Store a fit on an estimator."""
     est.__dict__.update(learned_attributes(fit, run, est.dtype))
     est.__dict__.update({"_dtype_of_draws": resolving_dtype(fit.sampler, est.dtype, run.device)})
+
+
+def _keep_names(est: BaseApproximator, target: object, names: Sequence[str]) -> None:
+    """Store the names of coordinates and the supports of parameters on an estimator, where its target has them."""
+    supports = getattr(target, "supports", None)
+    own = {"feature_names_in_": np.array(names, object) if names else None, "supports_": supports and dict(supports)}
+    for name in own:
+        est.__dict__.pop(name, None)
+    est.__dict__.update({name: value for name, value in own.items() if value is not None})
 
 
 def loss_label(est: BaseApproximator) -> str:

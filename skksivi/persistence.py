@@ -57,7 +57,12 @@ def _parts(est: Estimator) -> dict[str, object]:
     shown = est.sampler_.attributes() if hasattr(est, "sampler_") else {}
     learned = {name: value for name, value in vars(est).items() if _is_learned(name)}
     parts = {**est.get_params(deep=False), **learned}
-    return {name: value for name, value in parts.items() if name not in {LOCAL, *LEFT_OUT, *shown}}
+    own = {name for name in ("kernel_", "mixing_") if name in parts and not _is_known(parts[name])}
+    return {name: value for name, value in parts.items() if name not in {LOCAL, *LEFT_OUT, *shown, *own}}
+
+
+def _is_known(value: object) -> bool:
+    return isinstance(value, str) or type(value) in {kind.cls for kind in KINDS.values()}
 
 
 def _restored(cls: type[Any], **parts: object) -> Estimator:
@@ -114,8 +119,8 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
     ----------
     estimator : KSIVIApproximator, HKSIVIApproximator, AmortizedKSIVI, one of `skksivi.baselines`, or a predictor
         A parameter that is a function, or an object of a class of your own, cannot be saved. `checkpoint` is left
-        out, as are your own attributes and, for a predictor, `approximator_` and `target_`, which predictions do not
-        need.
+        out, as are your own attributes, a `kernel_` or `mixing_` of a class of yours and, for a predictor,
+        `approximator_` and `target_`, which predictions do not need.
     path : path-like
         The file, replaced if it exists. A device or a pipe is not.
 

@@ -1,6 +1,7 @@
 """What people bring in a first week: each kind is right, or told once by what it is, over generated members."""
 
 import ast
+import logging
 import re
 import warnings
 from contextlib import suppress
@@ -428,14 +429,16 @@ def test_a_score_with_kinks_at_the_mode_has_a_scale(seed, tau, prior):
 # Silence
 
 
-def test_a_long_wait_is_told_once(caplog):
+def test_a_long_wait_is_told_and_again_if_it_takes_longer_than_told(caplog):
     now = [0.0]
     wait = LongWait(SimpleNamespace(n_rows=1_000_000), clock=lambda: now[0])
     wait.begin("short chains", 0, 100)
-    for seconds, so_far in ((9, 150), (11, 0), (12, 200), (100, 300)):
+    for seconds, so_far in ((4.9, 150), (11, 0), (12, 200), (599, 300), (601, 20_000)):
         now[0] = seconds
         wait.hear(so_far)
-    (line,) = caplog.messages
+    line, again = caplog.messages
+    assert "601 s so far" in again
+    assert "up to 100,000, which would be 3,005 s in all" in again
     for words in ("12 s so far", "short chains", "200 points", "0.06 s each", "600 s in all", "1,000,000 rows"):
         assert words in line
 
@@ -455,11 +458,21 @@ def rows_target(n=500):
     ],
 )
 def test_a_fit_that_takes_long_names_minibatches(target, words, caplog, monkeypatch):
-    monkeypatch.setattr(_hooks, "SECONDS_BETWEEN", -1.0)
+    monkeypatch.setattr(_hooks, "LONG_WAIT", -1.0)
     Laplace().fit(target)
     (line,) = (message for message in caplog.messages if "so far" in message)
     assert words in line
     assert ("Minibatches" in line) == ("Minibatches" in words)
+
+
+@pytest.mark.parametrize("configured", [True, False])
+@pytest.mark.parametrize("verbose", [-1, 0])
+def test_a_long_wait_is_told_by_default_and_not_if_it_is_not_wanted(verbose, configured, capfd, monkeypatch):
+    monkeypatch.setattr(_hooks, "LONG_WAIT", -1.0)
+    monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler()] if configured else [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    KSIVIApproximator(verbose=verbose, whiten="laplace", train=False, random_state=0).fit(rows_target())
+    assert capfd.readouterr().err.count("s so far") == (verbose == 0 and not configured)
 
 
 # Densities of infinite mass

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import xml.etree.ElementTree
 from functools import cache
 from inspect import signature
 
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+import scipy.stats
 import torch
 from approximators import (
     APPROXIMATORS,
@@ -58,10 +60,24 @@ from skksivi import (
     to_arviz,
 )
 from skksivi.base import LEAST_WIDTH, BaseApproximator
-from skksivi.baselines import HSIVISM, MALA, MIED, SGLD, SIVI, SVGD, FullRankVI, KSDDescent, Laplace, MeanFieldVI
+from skksivi.baselines import (
+    HSIVISM,
+    MALA,
+    MIED,
+    SGLD,
+    SIVI,
+    SVGD,
+    BatchAndMatch,
+    FullRankVI,
+    KSDDescent,
+    Laplace,
+    MeanFieldVI,
+)
+from skksivi.calibration import Calibration
+from skksivi.kernels import IMQ
 from skksivi.model_selection import Replicates
 from skksivi.plotting import ForestDisplay
-from skksivi.targets import Banana, from_score_fn
+from skksivi.targets import Banana, EightGaussians, from_log_prob, from_score_fn
 
 
 @pytest.fixture(params=APPROXIMATORS, ids=lambda q: type(q).__name__)
@@ -150,6 +166,39 @@ def grade_of_a_worse_fit():
     return Laplace(random_state=0).fit(lambda x: gaussian_score(x - 0.5), n_features=2).score(gaussian_score)
 
 
+def test_a_mixture_of_gaussians_is_shown_as_one_and_nothing_else_is(fitted):
+    fits = [fitted]
+    if isinstance(fitted, Laplace):
+        eight = EightGaussians()
+        fits += [KSIVIApproximator(train=False, random_state=0).fit(target) for target in (eight, GaussianTarget())]
+        fits += [ensemble(Laplace(), eight, 2, pooling="equal", random_state=0).pooled]
+    for q in fits:
+        assert {"weights_", "means_", "covariances_"} & set(dir(type(q)())) == set()
+        if not (isinstance(q, Laplace | MeanFieldVI | FullRankVI | BatchAndMatch) or q is not fitted):
+            with pytest.raises(AttributeError, match=r"is no mixture of Gaussians, so there are no `weights_`"):
+                _ = q.means_
+            continue
+        X, parts = q.sample(20), zip(q.weights_, q.means_, q.covariances_, strict=True)
+        density = sum(w * scipy.stats.multivariate_normal(m, C).pdf(X) for w, m, C in parts)
+        np.testing.assert_allclose(np.log(density), q.score_samples(X), atol=1e-5)
+
+
+@pytest.mark.parametrize("cls", [KSIVIApproximator, HKSIVIApproximator])
+def test_a_fit_shows_what_it_was_made_with(cls, uncertified):
+    """No parameter of the training stays open, and the fit that has them all is the same fit."""
+    q = short(cls(random_state=0)).set_params(batch_size="auto", hidden_layer_sizes="auto", kernel="imq")
+    q.set_params(gradient_estimator="path").fit(gaussian_score, n_features=2)
+    names = [name for name in q._training if name not in ("annealing", "terms", "bandwidth", "bridge")]
+    made = {name: getattr(q, f"{name}_") for name in names}
+    assert not any(value is None or (isinstance(value, str) and value == "auto") for value in made.values())
+    assert isinstance(made["kernel"], IMQ)
+    assert np.all(np.isfinite(q.bandwidth_))
+    again = clone(q).set_params(**made | {"kernel": "imq"}).fit(gaussian_score, n_features=2)
+    np.testing.assert_array_equal(again.sample(9), q.sample(9))
+    start = cls(train=False, whiten="laplace").fit(gaussian_score, n_features=2)
+    assert (start.bandwidth_, start.mixing_) == (None, "normal")
+
+
 def test_score_of_a_target_prefers_the_better_fit(fitted):
     assert grade_of_a_worse_fit() < fitted.score(gaussian_score) < 0.05
 
@@ -176,6 +225,23 @@ def test_a_score_function_that_is_a_module_is_left_where_it_is():
     module = UnmovableModule(gaussian_score)
     q = Laplace(random_state=0).fit(module, n_features=2)
     assert q.score(module) == q.score(gaussian_score)
+
+
+def test_reports_are_shown_in_a_notebook_with_every_word_escaped():
+    names = ("<b>", "b&w")
+    target = from_log_prob(GaussianTarget().log_prob, 2, names=names)
+    q = Laplace(random_state=0).fit(target)
+    calibrated = Calibration(np.zeros((50, 2), int), 9, names, np.arange(50))
+    for shown, words in (
+        (summary(q, target, random_state=0), ("&lt;b&gt;", "b&amp;w", "score calls", "\u00b1")),
+        (diagnose(q, target, n_samples=500, random_state=0), ("Laplace, 500 draws", "Stein variances", "calls: ")),
+        (certificate(q, target, random_state=0), ("nats", "k-hat", "reliable", "\u00b1")),
+        (calibrated, ("50 replications", "&lt;b&gt;", "b&amp;w", "draws too narrow")),
+    ):
+        page = shown._repr_html_()
+        xml.etree.ElementTree.fromstring(f"<div>{page}</div>")  # noqa: S314
+        assert all(word in page for word in words), page
+        assert "<table>" in page
 
 
 def test_a_search_is_shown_in_a_notebook_as_is_its_best_fit():

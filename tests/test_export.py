@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import nbinom, norm
 
-from skksivi import KSIVIApproximator, __version__, export, to_arviz
+from skksivi import KSIVIApproximator, __version__, to_arviz
 from skksivi.baselines import Laplace
 from skksivi.targets import Banana, BayesianLogisticRegression, Target, constrained, from_bridgestan, from_log_prob
 
@@ -109,7 +109,7 @@ class Counts(Target):
 def test_leave_one_out_agrees_with_refits(target, as_tree, monkeypatch):
     stats = pytest.importorskip("arviz_stats")
     if as_tree:
-        monkeypatch.setattr(export, "find_spec", lambda name: None)
+        monkeypatch.setattr("skksivi.exports._arviz.find_spec", lambda name: None)
     q = KSIVIApproximator(random_state=0).fit(target)
     data = to_arviz(q, target, random_state=0)
     found = stats.loo(data)
@@ -156,7 +156,7 @@ def test_arviz_takes_them(module, name, monkeypatch):
     q = Laplace(random_state=0).fit(target)
     getattr(arviz, name)(to_arviz(q, target, 200, random_state=0))
     if module != "arviz":
-        monkeypatch.setattr(export, "find_spec", lambda name: None)  # these take a tree too
+        monkeypatch.setattr("skksivi.exports._arviz.find_spec", lambda name: None)  # these take a tree too
         getattr(arviz, name)(to_arviz(q, target, 200, random_state=0))
     plt.close("all")
 

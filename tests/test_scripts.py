@@ -276,7 +276,17 @@ def test_the_readme_names_what_ci_runs_and_no_command_with_a_placeholder():
     assert commands
     assert all(f"``{command}``" in README for command in commands)
     assert {"    make demo", "    make test"} <= {line.split("  #")[0] for line in README.splitlines()}
-    assert not any("OWNER" in (ROOT / name).read_text("utf-8") for name in ("README.rst", "CONTRIBUTING.rst"))
+    read = [*ROOT.glob("*.rst"), *ROOT.glob("doc/**/*.rst"), *ROOT.glob(".github/**/*.*"), ROOT / "Makefile"]
+    assert not any("OWNER" in path.read_text("utf-8") for path in read)
+
+
+def test_the_forms_ask_for_what_a_fit_says_of_itself_and_the_pages_know_their_versions():
+    forms = [path.read_text("utf-8") for path in (ROOT / ".github").rglob("*") if path.suffix in (".yml", ".md")]
+    assert sum("diagnose(q, target" in form and "stages_" in form for form in forms) == 2
+    versions = json.loads((ROOT / "doc" / "_static" / "switcher.json").read_text("utf-8"))
+    addresses = {entry["version"]: entry["url"] for entry in versions}
+    assert addresses["stable"] == f"{DOCUMENTATION}/"
+    assert next(entry["name"] for entry in versions if entry["version"] == "stable") == f"stable ({__version__})"
 
 
 def test_a_box_without_draws_has_no_distance(monkeypatch):

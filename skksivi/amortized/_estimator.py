@@ -156,7 +156,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
         "device": [str, torch.device],
         "dtype": [StrOptions(set(DTYPES))],
         "random_state": ["random_state"],
-        "verbose": [Interval(Integral, 0, None, closed="left")],
+        "verbose": [Interval(Integral, -1, None, closed="left")],
     }
 
     n_components: int | str = "auto"
@@ -255,7 +255,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
 
             outcome = stages.run(report if getattr(self, "_skl_callbacks", None) else None)
             self.__dict__.update(self._learned(stages, stages.family, outcome, score, seed))
-            if self.verbose:
+            if self.verbose > 0:
                 LOGGER.info("%s", "; ".join(map(str, self.stages_)))
             callbacks.end()
         self._warn(outcome)

@@ -14,6 +14,7 @@ import numpy as np
 
 from skksivi._utils.codec import write
 from skksivi._utils.ranks import counts_below, uniform_band, uniformity
+from skksivi._utils.tables import html_table
 from skksivi.plotting import CalibrationDisplay
 
 if TYPE_CHECKING:
@@ -184,15 +185,25 @@ class Calibration:
         """
         return CalibrationDisplay.from_ranks(self.ranks, self.n_draws, names=self.names, level=level, ax=ax)
 
-    def __str__(self) -> str:
+    def _head(self) -> str:
         failed = f", {len(self.failures)} more failed" if self.failures else ""
-        head = f"{len(self.ranks)} replications, {self.n_draws} draws of each fit{failed}: p = {self.p_value:.2g}"
-        width = max(map(len, self.names))
-        lines = [
-            f"  {name:<{width}}  p = {p:<8.2g}{_shape(ranks, self.n_draws) if p * len(self.names) < NOTABLE else ''}"
+        return f"{len(self.ranks)} replications, {self.n_draws} draws of each fit{failed}: p = {self.p_value:.2g}"
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """Return the name, the p-value and what is wrong with the draws of each quantity."""
+        return [
+            (name, f"{p:.2g}", _shape(ranks, self.n_draws) if p * len(self.names) < NOTABLE else "")
             for name, p, ranks in zip(self.names, self.p_values, self.ranks.T, strict=True)
         ]
-        return "\n".join(line.rstrip() for line in [head, *lines])
+
+    def __str__(self) -> str:
+        width = max(map(len, self.names))
+        lines = [f"  {name:<{width}}  p = {p:<8}{wrong}" for name, p, wrong in self._rows()]
+        return "\n".join(line.rstrip() for line in [self._head(), *lines])
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table of HTML."""
+        return html_table(self._rows(), head=("", "p", ""), above=self._head())
 
     __repr__ = __str__
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from skksivi._utils.tables import html_table
 from skksivi.plotting import LossDisplay
 from skksivi.plotting._base import COLOURS, FAINT, REFERENCE_COLOUR, thinned
 from skksivi.score._tally import Stage
@@ -134,25 +135,42 @@ class Diagnosis:
                 return check
         raise KeyError(f"no check is named {name!r}; there are {', '.join(c.name for c in self.checks)}.")
 
-    def __str__(self) -> str:
+    def _head(self) -> str:
         n, d = self.X.shape
-        lines = [f"{self.estimator}, {n} draws of {d} features: {self.summary}"]
-        width = 80
-        if self.stages:
-            n_calls = sum(stage.n_calls for stage in self.stages)
-            made = f"by {self.fitted_by}, " if self.fitted_by else ""
-            text = f"{made}from {n_calls:,} score calls: "
-            text += ", ".join(f"{s.name} {s.n_calls:,}" for s in self.stages)
-            lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
-        indent = " " * 25
-        for check in self.checks:
-            mark, text = (check.verdict, check.text) if check.text else ("-", check.verdict)
-            lines += textwrap.wrap(f"  {mark:<5} {check.name:<16} {text}", width, subsequent_indent=indent)
-            lines += textwrap.wrap(check.remedy, width, initial_indent=indent, subsequent_indent=indent)
-        if self.modes.max(initial=0) > 0 or self["modes"].verdict == "warn":
-            note = "KSD is insensitive to the weights of modes: see the line on modes."
-            lines += textwrap.wrap(note, width, initial_indent=indent, subsequent_indent=indent)
+        return f"{self.estimator}, {n} draws of {d} features: {self.summary}"
+
+    def _cost(self) -> str:
+        """Say what made the fit, from how many calls of each stage; nothing where that is unknown."""
+        if not self.stages:
+            return ""
+        made = f"by {self.fitted_by}, " if self.fitted_by else ""
+        text = f"{made}from {sum(stage.n_calls for stage in self.stages):,} score calls: "
+        return text + ", ".join(f"{s.name} {s.n_calls:,}" for s in self.stages)
+
+    def _note(self) -> str:
+        is_needed = self.modes.max(initial=0) > 0 or self["modes"].verdict == "warn"
+        return "KSD is insensitive to the weights of modes: see the line on modes." if is_needed else ""
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        """Return the name of each check, a mark, what it found and what to do."""
+        checks = self.checks
+        return [(c.name, *((c.verdict, c.text) if c.text else ("-", c.verdict)), c.remedy) for c in checks]
+
+    def __str__(self) -> str:
+        width, indent = 80, " " * 25
+        lines = [self._head()]
+        lines += textwrap.wrap(self._cost(), width, initial_indent="  ", subsequent_indent="    ")
+        for name, mark, text, remedy in self._rows():
+            lines += textwrap.wrap(f"  {mark:<5} {name:<16} {text}", width, subsequent_indent=indent)
+            lines += textwrap.wrap(remedy, width, initial_indent=indent, subsequent_indent=indent)
+        lines += textwrap.wrap(self._note(), width, initial_indent=indent, subsequent_indent=indent)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return the same as a table of HTML."""
+        below = ". ".join(filter(None, [self._note().rstrip("."), self._cost()]))
+        head = ("check", "", "found", "to do")
+        return html_table(self._rows(), head=head, above=self._head(), below=below, align="left")
 
     __repr__ = __str__
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import DifferentiableScore, Score, WithoutProducts
 from skksivi.training._guard import MomentPenalty, Moments, moments
 from skksivi.training._loop import Objective
+from skksivi.training._run import Fit
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -127,7 +128,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         Seeds initial weights, training draws and samples. Equal integers give equal results.
     verbose : int, default=0
         1 logs a line every 500 iterations to the logger "skksivi"; 2 logs every 100, and each earlier stage with its
-        expected cost.
+        expected cost; -1 logs nothing, not even that a fit takes more than five seconds.
 
     Attributes
     ----------
@@ -153,6 +154,15 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     verdict_ : Verdict or None
         How far means, standard deviations and quantiles may be from the posterior's, see `KSIVIApproximator`; without
         a certificate by Stein's identities.
+    kernel_, gradient_estimator_, mixing_, scale_, optimizer_ : object
+        These parameters as the training had them or, without one, as it would have had them: none is "auto".
+    batch_size_, learning_rate_, initial_scale_, hidden_layer_sizes_, n_layers_ : float, int or tuple of int
+        The same for these.
+    bridge_ : tuple of float
+        The :math:`\lambda_t` of the layers, t = 0 first.
+    bandwidth_ : float, ndarray of shape (`n_layers_`,) or None
+        The width of the kernel, in whitened units: `bandwidth` if that is a number or, with the path gradient, of
+        each layer at the end of the training; otherwise None.
     engine_ : {"eager", "cuda graph"}
         Whether training steps ran operation by operation, or on a GPU as one recorded graph.
     score_checksum_ : str
@@ -161,6 +171,10 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         Number of iterations, zero without training.
     n_features_in_ : int
         Dimension d of the target.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the coordinates; only of a target with `names`.
+    supports_ : dict
+        Where the parameters live; only of a target of `skksivi.targets.constrained`, which takes it again.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
@@ -289,15 +303,22 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
             )
         return [float(b) for b in weights]
 
+    def _first_scale(self, at_target: bool) -> float:
+        own = self.initial_scale
+        return float(own) if not isinstance(own, str) else 0.5 if at_target else 1.0
+
+    def _made_with(self, fit: Fit) -> dict[str, object]:
+        found = super()._made_with(fit)
+        scale = self._first_scale(found["mixing_"] == "pilot")
+        return found | {"initial_scale_": scale, "bridge_": tuple(cast("Layers", fit.sampler).family.levels)}
+
     def _family(
         self, score_y: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> tuple[Hierarchy, MomentPenalty | None]:
         """Return new layers and, if all of them must stay at the target, the penalty that ties them to the pilot."""
         d, penalty = score_y.n_features, None
         at_target = pilot is not None and self._takes_points()
-        own = self.initial_scale
-        initial_scale = own if not isinstance(own, str) else 0.5 if at_target else 1.0
-        sigma = langevin_scale(initial_scale, self._floor(), score_y, whitening, pilot)
+        sigma = langevin_scale(self._first_scale(at_target), self._floor(), score_y, whitening, pilot)
         mixing = build_mixing(self.mixing, d).to(score_y.device)
         bridge = checked_object(Bridge, self.bridge).levels
         if isinstance(bridge, str) and bridge == "auto":

@@ -27,9 +27,9 @@ from skksivi.estimators._start import N_RESERVED, Start, find_coordinates
 from skksivi.estimators._states import Comparison, SamplerOf, WhenGood, allows_moves, recentred, trained_fit, watch_of
 from skksivi.estimators._trained import F, Trained
 from skksivi.families._layer import Drawn, Family
-from skksivi.families._samplers import Layer, WhitenedSampler
+from skksivi.families._samplers import Layer, OfFamily, Sampler, WhitenedSampler
 from skksivi.judge._verdict import Grade, Verdict
-from skksivi.kernels import Kernel, resolve_kernel
+from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, MixingLike
 from skksivi.parameters import (
     Adam,
@@ -40,6 +40,7 @@ from skksivi.parameters import (
     Scale,
     Whiten,
     chains_of,
+    checked_object,
     keeps_last,
     plateau_of,
 )
@@ -238,7 +239,9 @@ class SteinTrained(Trained, Generic[F]):
             by_itself = self.train == "auto" and self._is_at_pilot(start)
             if isinstance(done.ended_by, FloatingPointError) and by_itself:
                 return before._replace(remark=f"A training of it failed: {done.ended_by}.")
-            found = run.keep(trained_fit(done, watches, sampler_of, family, start, made_by))
+            found = trained_fit(done, watches, sampler_of, family, start, made_by)
+            width = {"bandwidth_": self._width(start.memory, found.sampler)}
+            found = run.keep(found._replace(report={**found.report, **width}))
         if done.ended_by is not None and not isinstance(done.ended_by, BudgetError):
             raise done.ended_by
         if keeps_last(self.early_stopping):
@@ -248,6 +251,40 @@ class SteinTrained(Trained, Generic[F]):
         if before.report["verdict_"] is None and not cast("Verdict", found.report["verdict_"]).good:
             before = self._judged(before, target, start)
         return better(found, before)
+
+    @torch.no_grad()
+    def _width(self, memory: Memory | None, sampler: Sampler) -> float | np.ndarray | None:
+        """Return the bandwidth at the end of a training, of each layer that the memory has, None if unknown."""
+        kernel = self._kernel_in_u(sampler.n_features)
+        if not isinstance(kernel.bandwidth, str):
+            return float(kernel.bandwidth)
+        own = None
+        if memory is not None and len(memory.x):
+            x, own = memory.x[..., -MAX_MEDIAN_DRAWS:, :], memory.squared_width() if self._adapts() else None
+        elif memory is None and isinstance(sampler, Layer):
+            x = sampler.sample_in_u(MAX_MEDIAN_DRAWS, torch.Generator(sampler.whitening.map.m.device).manual_seed(0))
+        else:  # draws would take scores, or there are none
+            return None
+        h2 = kernel.squared_bandwidth(kernel.squared_distances(x, x), within=True) if own is None else own
+        h = as_array(h2.sqrt().flatten())
+        return float(h[0]) if len(h) == 1 else h
+
+    def _made_with(self, fit: Fit) -> dict[str, object]:
+        left_out = {"annealing", "bandwidth", "terms"}
+        found = {name: getattr(self, name) for name in self._training if name not in left_out}
+        kernel, width = self._kernel_in_u(fit.sampler.n_features), fit.report["bandwidth_"]
+        mixing = cast("OfFamily", fit.sampler).family.mixing
+        found |= {
+            "kernel": kernel.with_bandwidth(width) if isinstance(width, float) else kernel,
+            "hidden_layer_sizes": tuple(self._network().hidden_layer_sizes),
+            "scale": checked_object(Scale, self.scale),
+            "optimizer": self._steps,
+        }
+        if isinstance(self.mixing, str):
+            found["mixing"] = "pilot" if isinstance(mixing, Bootstrap | GaussianMixtureDraws) else "normal"
+        if "latent_dim" in found:
+            found["latent_dim"] = mixing.latent_dim
+        return {f"{name}_": value for name, value in found.items()}
 
     def _judged(self, found: Fit, target: Score, start: Start[F]) -> Fit:
         n_values = int(self.batch_size) * len(np.asarray(found.report["loss_curve_"]))
@@ -375,11 +412,14 @@ class SteinTrained(Trained, Generic[F]):
         """Return the kernel, with its own rule for the width unless one is given."""
         return resolve_kernel(self.kernel, None if self.bandwidth == "auto" else self.bandwidth)
 
+    def _adapts(self) -> bool:
+        """Tell whether the path gradient has its own rule for the bandwidth."""
+        return self.bandwidth == "auto" and isinstance(self.kernel, str)
+
     def _estimate(self, score_u: DifferentiableScore, d: int, memory: Memory | None) -> ObjectiveEstimate:
         kernel = self._kernel_in_u(d)
         if memory is not None:
-            adapts = self.bandwidth == "auto" and isinstance(self.kernel, str)
-            return rate_of_kl(kernel, int(self.batch_size), memory, adapts=adapts)
+            return rate_of_kl(kernel, int(self.batch_size), memory, adapts=self._adapts())
         estimator = GRADIENT_ESTIMATORS[self.gradient_estimator]
         return squared_ksd(kernel, estimator, int(self.batch_size), in_halves=score_u.minibatch is not None)
 

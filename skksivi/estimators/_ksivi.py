@@ -138,7 +138,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         Seeds initial weights, training draws and samples. Equal integers give equal results.
     verbose : int, default=0
         1 logs a line every 500 iterations to the logger "skksivi", which writes to the standard error unless it has a
-        handler; 2 logs every 100, and each earlier stage with its expected cost. For a progress bar use
+        handler; 2 logs every 100, and each earlier stage with its expected cost. With 0 there is a line only
+        after five seconds, unless logging is configured, and with -1 none. For a progress bar use
         `set_callbacks(sklearn.callback.ProgressBar())`.
 
     Attributes
@@ -174,6 +175,15 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         where their weights are not reliable, by the chains of the pilot and lines along directions. ``good`` if no
         error exceeds 0.1 sd, or 10% of an sd, beyond its standard error; ``reason`` names the worst, and ``errors``
         has them all. It does not know of modes that no draw has reached.
+    kernel_, gradient_estimator_, mixing_, scale_, optimizer_ : object
+        These parameters as the training had them or, without one, as it would have had them: none is "auto".
+    batch_size_, learning_rate_, initial_scale_, hidden_layer_sizes_, latent_dim_ : float, int or tuple of int
+        The same for these.
+    bandwidth_ : float or None
+        The width of the kernel at the end of the training, in whitened units; None without one.
+    weights_, means_, covariances_ : ndarray of shape (k,), (k, n_features), (k, n_features, n_features)
+        The Gaussians of a fit that is a mixture of them in x, as in `sklearn.mixture.GaussianMixture`. There are
+        none, as `hasattr` says, if the fit is trained, or in coordinates that are warped to follow curves and tails.
     engine_ : {"eager", "cuda graph"}
         Whether training steps ran operation by operation, or on a GPU as one recorded graph.
     score_checksum_ : str
@@ -182,6 +192,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         Number of iterations, zero without training.
     n_features_in_ : int
         Dimension d of the target.
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the coordinates; only of a target with `names`.
+    supports_ : dict
+        Where the parameters live; only of a target of `skksivi.targets.constrained`, which takes it again.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage

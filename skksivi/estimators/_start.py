@@ -56,6 +56,7 @@ class Past(NamedTuple):
         """Return the learned attributes of a fit without further training."""
         n = len(self.losses)
         return {
+            "bandwidth_": None,
             "loss_curve_": self.losses,
             "ksd_curve_": self.looks,
             "engine_": "eager",

@@ -72,7 +72,7 @@ class Trained(Whitened):
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "optimizer": [StrOptions({"adam"}), Adam],
-        "verbose": [Interval(Integral, 0, None, closed="left")],
+        "verbose": [Interval(Integral, -1, None, closed="left")],
     }
 
     latent_dim: int | None
@@ -151,7 +151,7 @@ class Trained(Whitened):
         run.tally.begin(TRAINING)
         show = run.show
         shown = None if show is None else lambda module: show(Fit(sampler_of(module), {}))
-        report = [Report(self.max_iter, self.verbose, shown)] if shown or self.verbose else []
+        report = [Report(self.max_iter, self.verbose, shown)] if shown or self.verbose > 0 else []
         found = minimise(
             objective,
             family,

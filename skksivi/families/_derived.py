@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,10 +13,10 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.families._density import LogDensity
-from skksivi.families._samplers import HasDensity, Layer, Layers, Sampler
-from skksivi.mixing import AtomDraws, DensityMixing
+from skksivi.families._samplers import Gaussian, HasDensity, Layer, Layers, Sampler
+from skksivi.mixing import AtomDraws, DensityMixing, GaussianMixtureDraws, NormalDraws
 from skksivi.pilot._log_density import Cells, log_density
-from skksivi.pilot._mixture import gaussian_of
+from skksivi.pilot._mixture import Components, gaussian_of
 from skksivi.score._score import Score
 
 #: How many times as wide as a sampler a defensive mixture is in all directions, and along a coordinate.
@@ -293,6 +294,31 @@ def unweighted(sampler: Sampler) -> Sampler:
     while isinstance(sampler, Derived):
         sampler = sampler.sampler
     return sampler
+
+
+def mixture_of(sampler: Sampler) -> Components | None:
+    """Return the Gaussians that a sampler is a mixture of, in x; None if it is none."""
+    if isinstance(sampler, Gaussian):
+        m, L = sampler.map
+        return Components(torch.ones_like(m[:1]), m[None], (L @ L.mT)[None])
+    if isinstance(sampler, Pooled):
+        parts = [part for one in sampler.samplers if (part := mixture_of(one)) is not None]
+        return Components.together(parts, sampler.weights) if len(parts) == len(sampler.samplers) else None
+    if not isinstance(sampler, Layer) or sampler.whitening.warp is not None:
+        return None
+    family, map_ = sampler.family, sampler.whitening.map
+    mean, a = (copy.deepcopy(part).double() for part in (family.mean, family.log_variance))
+    mixing, z = family.mixing, map_.m.new_zeros(1, family.mixing.latent_dim)
+    if isinstance(mixing, NormalDraws):
+        mixing = GaussianMixtureDraws(z, torch.eye(z.shape[1]).to(z)[None], z.new_ones(1))
+    is_constant = a.is_affine and not a.jacobian(z).any()
+    if not (isinstance(mixing, GaussianMixtureDraws) and mean.is_affine and is_constant):
+        return None
+    L = mean.jacobian(z)[0] @ mixing.factors.double()
+    C = L @ L.mT + (a(z).exp() + family.min_scale**2).expand(1, -1).diag_embed()
+    covariances = map_.unwhiten_direction(map_.unwhiten_direction(C).mT)
+    means = map_.unwhiten(mean(mixing.means.double()))
+    return Components(mixing.weights, means, (covariances + covariances.mT) / 2)
 
 
 def trial_draws(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:

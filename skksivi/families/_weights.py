@@ -14,6 +14,7 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array
 from skksivi._utils.psis import most_trusted, pareto_smoothed, standard_error
+from skksivi._utils.tables import html_table
 from skksivi.coordinates._lines import in_panels, log_ratio
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._density import N_DRAWS, LogDensity
@@ -79,6 +80,16 @@ class Certificate(NamedTuple):
     k: float
     share: float
     trusted: bool
+
+    def _repr_html_(self) -> str:
+        """Return it as a table of HTML."""
+        rows = [
+            ("divergence, in nats", f"{self.divergence:.2g} ± {self.se:.2g}"),
+            ("k-hat", f"{self.k:.2f}"),
+            ("effective sample size", f"{self.share:.0%} of the draws"),
+            ("weights", "reliable" if self.trusted else "not reliable"),
+        ]
+        return html_table(rows)
 
 
 class Evidence(NamedTuple):

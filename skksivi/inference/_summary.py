@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from scipy.special import ndtr, ndtri
 from skksivi._utils.arrays import RandomState, as_array, as_numbers, make_seed, resolve_device
 from skksivi._utils.numbers import check_integer, lies_between
 from skksivi._utils.psis import most_trusted
+from skksivi._utils.tables import html_table
 from skksivi.base import BaseApproximator, check_finite, check_fit, without_density
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._derived import Derived, Refined, asks_for_score, knows_density, unweighted
@@ -126,13 +126,7 @@ class Summary:
     def _repr_html_(self) -> str:
         """Return the same as a table of HTML."""
         head, rows = self._rows()
-        lines = ["".join(f"<th>{html.escape(text)}</th>" for text in head)]
-        for name, *cells in rows:
-            row = "".join(f'<td style="text-align: right">{html.escape(text)}</td>' for text in cells)
-            lines.append(f"<th>{html.escape(name)}</th>{row}")
-        table = "".join(f"<tr>{line}</tr>" for line in lines)
-        above = f"<p>{html.escape(self.warning)}</p>" if self.warning else ""
-        return f"{above}<table>{table}</table><p>{html.escape(self.source)}</p>"
+        return html_table(rows, head=head, above=self.warning, below=self.source)
 
 
 def _cell(value: float, se: float) -> str:

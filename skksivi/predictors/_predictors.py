@@ -67,7 +67,7 @@ class _Predictor(Nested, ABC):
         "approximator": [BaseApproximator, None],
         "n_draws": [Interval(Integral, 1, None, closed="left")],
         "random_state": ["random_state"],
-        "verbose": [Interval(Integral, 0, None, closed="left")],
+        "verbose": [Interval(Integral, -1, None, closed="left")],
     }
 
     def _default_approximator(self, n_rows: int = 1) -> BaseApproximator:

@@ -180,6 +180,8 @@ class PartLabels:
 class ConstrainedTarget(NamedTarget):
     """A target of a log-density of named parameters."""
 
+    supports: Mapping[str, Support] | None = None
+
     def __init__(self, log_prob: Callable[..., Tensor], parts: Mapping[str, Part]) -> None:
         spaces = {name: part.space for name, part in parts.items()}
         super().__init__(coordinate_names({name: part.free_shape for name, part in parts.items()}, spaces))
@@ -306,7 +308,9 @@ def constrained(log_prob: Callable[..., Tensor], supports: Mapping[str, Support]
         raise TypeError(f"`log_prob` must be callable, got a {type(log_prob).__name__}.")
     _check_supports(supports)
     _check_names(log_prob, list(supports))
-    return ConstrainedTarget(log_prob, {name: _part(name, support) for name, support in supports.items()})
+    target = ConstrainedTarget(log_prob, {name: _part(name, support) for name, support in supports.items()})
+    target.supports = dict(supports)
+    return target
 
 
 def _check_names(log_prob: Callable[..., Tensor], names: list[str]) -> None:

@@ -22,8 +22,8 @@ LOGGER = logging.getLogger("skksivi")
 #: The stages after a pilot; the first makes its own reports.
 AFTER_PILOT = TRAINING, CERTIFICATE = "training", "certificate"
 
-#: Number of reports of a pilot to callbacks, and seconds between two lines of one stage.
-PILOT_PARTS, SECONDS_BETWEEN = 10, 10.0
+#: Number of reports of a pilot to callbacks, seconds between two lines of one stage, and until a long wait is told.
+PILOT_PARTS, SECONDS_BETWEEN, LONG_WAIT = 10, 10.0, 5.0
 
 
 class Report:
@@ -50,7 +50,7 @@ class Report:
         now, n_new = time.monotonic(), n_done % CHECK_EVERY or CHECK_EVERY
         to_come = (now - self.last) / n_new * (self.max_iter - n_done)
         self.last = now
-        if self.verbose and (n_done % 500 == 0 or n_done == self.max_iter or self.verbose > 1):
+        if self.verbose > 0 and (n_done % 500 == 0 or n_done == self.max_iter or self.verbose > 1):
             line = "iteration %d of %d, loss %.3g, %.1f s, about %.1f s to come"
             LOGGER.info(line, n_done, self.max_iter, loss, now - self.began, to_come)
         if self.show is None:
@@ -92,7 +92,7 @@ class Callbacks:
 
 @dataclass(eq=False)
 class LongWait:
-    """Says once in a fit, after ten seconds, what it does and how long it may take.
+    """Says after five seconds of a fit what it does and how long it may take, and again where it takes longer.
 
     It warns by the logger, which prints that where nobody has configured logging; else the line is information.
 
@@ -108,7 +108,7 @@ class LongWait:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.began, self.stage, self.is_told = self.clock(), "checks", False
+        self.began, self.stage, self.due = self.clock(), "checks", LONG_WAIT
 
     def begin(self, stage: str, n_calls: int, so_far: int) -> None:
         """Keep the name of the stage."""
@@ -116,21 +116,24 @@ class LongWait:
 
     def hear(self, so_far: int) -> None:
         """Say the line if it is time."""
-        if not self.is_told and (seconds := self.clock() - self.began) > SECONDS_BETWEEN and so_far:
-            self.is_told = True
-            LOGGER.log(logging.INFO if LOGGER.hasHandlers() else logging.WARNING, "%s", self.line(so_far, seconds))
+        seconds = self.clock() - self.began
+        if seconds > self.due and so_far:
+            usual = 10 ** max(4, len(str(so_far)))  # most fits take less than 10,000 calls, or else less than 100,000
+            in_all = seconds * usual / so_far
+            self.due = max(60.0, in_all)  # seconds
+            level = logging.INFO if LOGGER.hasHandlers() else logging.WARNING
+            line = (
+                f"The fit has taken {seconds:.0f} s so far and is at: {self.stage or 'fit'}. The score was evaluated "
+                f"at {so_far:,} points, {seconds / so_far:.2g} s each. Most fits take up to {usual:,}, which would "
+                f"be {in_all:,.0f} s in all."
+            )
+            LOGGER.log(level, "%s%s", line, self._advice())
 
-    def line(self, so_far: int, seconds: float) -> str:
-        """Return what is said after so many calls and seconds."""
-        usual = 10 ** max(4, len(str(so_far)))  # most fits take less than 10,000 calls, or else less than 100,000
-        n_rows, advice = getattr(self.target, "n_rows", None), ""
-        if n_rows is not None and n_rows >= 10_000 and not is_divided(self.target):
-            advice = f" Of the {n_rows:,} rows of the target skksivi.targets.Minibatches takes some at a time."
-        return (
-            f"The fit has taken {seconds:.0f} s so far and is at: {self.stage or 'fit'}. The score was evaluated at "
-            f"{so_far:,} points, {seconds / so_far:.2g} s each. Most fits take up to {usual:,}, which would be "
-            f"{seconds * usual / so_far:,.0f} s in all.{advice}"
-        )
+    def _advice(self) -> str:
+        n_rows = getattr(self.target, "n_rows", None)
+        if n_rows is None or n_rows < 10_000 or is_divided(self.target):
+            return ""
+        return f" Of the {n_rows:,} rows of the target skksivi.targets.Minibatches takes some at a time."
 
 
 @dataclass(kw_only=True, eq=False)

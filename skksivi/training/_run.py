@@ -165,12 +165,12 @@ def _fault_of_score(score: Score) -> str | None:
 def logged(verbose: int) -> Iterator[None]:
     """Show the progress of a fit, by the user's log handlers if there are any."""
     with ExitStack() as undo:
-        if verbose and not LOGGER.hasHandlers():
+        if verbose > 0 and not LOGGER.hasHandlers():
             handler = logging.StreamHandler()
             LOGGER.addHandler(handler)
             undo.callback(LOGGER.removeHandler, handler)
         level = logging.INFO if verbose == 1 else logging.DEBUG
-        if verbose and not LOGGER.isEnabledFor(level):
+        if verbose > 0 and not LOGGER.isEnabledFor(level):
             undo.callback(LOGGER.setLevel, LOGGER.level)
             LOGGER.setLevel(level)
         yield

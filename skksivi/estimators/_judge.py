@@ -174,10 +174,12 @@ def _errors(rows: WeightedRows, f: np.ndarray, g: np.ndarray) -> Errors:
     low, high = np.quantile(g, [THRESHOLDS.tail, 1 - THRESHOLDS.tail], axis=0)
     sides = [rows.means(x.astype(float), y.astype(float)) for x, y in ((f < low, g < low), (f > high, g > high))]
     beyond, beyond_se = (np.array(parts) for parts in zip(*sides, strict=True))
-    away = np.log(np.maximum(np.abs(g - np.median(g, 0)), np.finfo(np.float64).tiny))
-    k = np.array([pareto_smoothed(column)[1] for column in away.T])
-    # the standard error of a mean is infinite for k from a half on, and that of an sd from a quarter on
-    has_mean, has_sd = k < 0.45, k < 0.3
+    k = _tails(g)
+    # the standard error of a mean is infinite for k from a half on, and that of an sd from a quarter on; but where
+    # the draws alone have such a tail, which the posterior has not, their sd is too large
+    levels = (np.arange(len(f)) + 0.5) / len(f)
+    of_posterior = _tails(f[np.searchsorted(rows.w.cumsum(), levels).clip(max=len(f) - 1)])
+    has_mean, has_sd = k < 0.45, (k < 0.3) | (of_posterior < 0.2)
     return found._replace(
         mean=has_mean * found.mean,
         mean_se=has_mean * found.mean_se,
@@ -186,6 +188,12 @@ def _errors(rows: WeightedRows, f: np.ndarray, g: np.ndarray) -> Errors:
         beyond=beyond,
         beyond_se=beyond_se,
     )
+
+
+def _tails(g: np.ndarray) -> np.ndarray:
+    """Return the shapes k (d,) of the tails of draws g (n, d)."""
+    away = np.log(np.maximum(np.abs(g - np.median(g, 0)), np.finfo(np.float64).tiny))
+    return np.array([pareto_smoothed(column)[1] for column in away.T])
 
 
 def _own_parameters(score: Score, sample: ImportanceSample) -> tuple[np.ndarray, np.ndarray, list[str]] | None:

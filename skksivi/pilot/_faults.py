@@ -9,6 +9,7 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import lobatto, lobatto_nodes
+from skksivi.score._probe import falls
 from skksivi.score._score import Score
 
 
@@ -32,6 +33,14 @@ def noise_of(score: Score, mode: Affine) -> float:
     Q = torch.linalg.qr(t ** torch.arange(4).to(t)).Q
     noise = (s - Q @ (Q.mT @ s)).square().sum(1) / (len(t) - 4)
     return (noise.nanmedian(0).values / s.square().mean(1).nanmedian(0).values).nan_to_num(0.0).max().sqrt().item()
+
+
+def over_noise(score: Score, mode: Affine) -> Affine:
+    """Return a mode with the distances at which log p has fallen by about one for its scales, where its curvature is
+    that of the noise.
+    """
+    at_one = falls(score, mode.m)
+    return Affine(mode.m, at_one.diag()) if (at_one > 3 * mode.L.norm(dim=1)).any() else mode
 
 
 def fault_of_noise(score: Score, mode: Affine) -> str | None:

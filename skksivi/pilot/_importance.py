@@ -284,7 +284,8 @@ def resampled(
     if share < plan.least_share or (k > 0.7 and share < 0.8):
         return None
     under_p, under_q = w @ ell, v @ ell
-    J, se = under_p - under_q, (n * w * (ell - under_p) - n * v * (ell - under_q)).std() / math.sqrt(n)
+    with np.errstate(over="ignore"):  # of ratios far out, where neither has mass
+        J, se = under_p - under_q, (n * w * (ell - under_p) - n * v * (ell - under_q)).std() / math.sqrt(n)
     levels = (np.arange(n) + 0.5) / n
     rows = np.searchsorted(w.cumsum(), levels).clip(max=len(w) - 1).reshape(parts, -1).T  # equal ones in one part
     kept, i = torch.unique(as_tensor(rows, device=u.device), return_inverse=True)

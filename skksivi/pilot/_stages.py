@@ -23,7 +23,7 @@ from skksivi.judge._thresholds import THRESHOLDS
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble, Refine, as_they_are
-from skksivi.pilot._faults import fault_of_noise, look_for_jump
+from skksivi.pilot._faults import fault_of_noise, look_for_jump, over_noise
 from skksivi.pilot._importance import (
     nearest_points,
     pilot_of_mixture,
@@ -274,6 +274,7 @@ class Newton:
         if score.is_rough:
             known.score = score = steadied(score, modes.maps[0].m[None])
             modes = find_modes(score, torch.stack([a.m for a in modes.maps]), known.generator)
+            modes = modes._replace(maps=[over_noise(score, mode) for mode in modes.maps])
             if not is_spike(modes.maps[0]):  # in which rounding is as large
                 score.tally.found(fault_of_noise(score, modes.maps[0]))
         check_mode(score, starts[0], modes.maps[0])

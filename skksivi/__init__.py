@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from skksivi.estimators import HKSIVIApproximator as HKSIVIApproximator
     from skksivi.estimators import KSIVIApproximator as KSIVIApproximator
     from skksivi.export import to_arviz as to_arviz
+    from skksivi.inference._compare import compare as compare
     from skksivi.inference._ensemble import ensemble as ensemble
     from skksivi.inference._expectation import expectation as expectation
     from skksivi.inference._importance import certificate as certificate
@@ -51,6 +52,7 @@ else:
             ],
             "_version": ["__version__"],
             "estimators": ["HKSIVIApproximator", "KSIVIApproximator"],
+            "inference._compare": ["compare"],
             "inference._ensemble": ["ensemble"],
             "inference._expectation": ["expectation"],
             "inference._importance": ["certificate", "evidence", "importance_sample", "refine"],

@@ -37,7 +37,8 @@ lint: .venv/ready
 	$(BIN)/python .ci/size.py
 
 # The oldest versions that are supported, and each Python that is at hand; of pyenv all versions are switched on. What
-# is installed is compiled at once: warnings of its code would be errors of the tests that import it first.
+# is installed is compiled at once: warnings of its code would be errors of the tests that import it first. To be run by
+# hand and by the public workflow: without UV_EXTRA_INDEX_URL, see installation.rst, it loads gigabytes.
 lanes:
 	$(PYTHON) -m venv .lanes/tox
 	.lanes/tox/bin/python -m pip install --quiet --disable-pip-version-check tox tox-uv

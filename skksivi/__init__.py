@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from skksivi.estimators import KSIVIApproximator as KSIVIApproximator
     from skksivi.exports import export as export
     from skksivi.exports import to_arviz as to_arviz
+    from skksivi.inference._compare import compare as compare
     from skksivi.inference._ensemble import ensemble as ensemble
     from skksivi.inference._expectation import expectation as expectation
     from skksivi.inference._importance import certificate as certificate
@@ -52,6 +53,7 @@ else:
             ],
             "_version": ["__version__"],
             "estimators": ["HKSIVIApproximator", "KSIVIApproximator"],
+            "inference._compare": ["compare"],
             "inference._ensemble": ["ensemble"],
             "inference._expectation": ["expectation"],
             "inference._importance": ["certificate", "evidence", "importance_sample", "refine"],

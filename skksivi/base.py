@@ -29,7 +29,6 @@ from skksivi._utils.arrays import (
     resolve_device,
     without_graph,
 )
-from skksivi._utils.lazy import keeping_random
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi._version import DOCUMENTATION
@@ -45,11 +44,15 @@ from skksivi.score._tally import Stage, Tally
 from skksivi.score._target import TargetOrScore, on_device, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
-from skksivi.training._hooks import PILOT_PARTS, Callbacks, LongWait, StageReport
+from skksivi.training._hooks import (
+    PILOT_PARTS,
+    Callbacks,
+    CallbackSupportMixin,
+    LongWait,
+    StageReport,
+    with_callbacks,
+)
 from skksivi.training._run import Fit, Run, explained, logged, ordinary_mode
-
-with keeping_random():
-    from sklearn.callback import CallbackSupportMixin, with_callbacks  # imports rich
 
 __all__ = ["BaseApproximator", "Constraints", "HasMethods", "Integral", "Interval", "Real", "StrOptions"]
 __dir__ = __all__.copy

@@ -361,7 +361,7 @@ def noisy(seed, size):
 
 @pytest.mark.parametrize("seed", members(8, 4))
 def test_noise_that_does_not_matter_is_not_told(seed):
-    score_fn, mean, sd = noisy(seed, 10 ** np.random.RandomState(seed).uniform(-6, -2.5))
+    score_fn, mean, sd = noisy(seed, 10 ** np.random.RandomState(seed).uniform(-6, -1.2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         q = KSIVIApproximator(random_state=0).fit(score_fn, n_features=len(mean))

@@ -8,7 +8,6 @@ import re
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.callback import ProgressBar, ScoringMonitor
 from sklearn.model_selection import GridSearchCV
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
@@ -19,6 +18,8 @@ from skksivi.parameters import Pilot
 from skksivi.targets import Banana
 from skksivi.training import _hooks
 from skksivi.training._hooks import PILOT_PARTS
+
+callback = pytest.importorskip("sklearn.callback", reason="callbacks need scikit-learn 1.9")
 
 SETTINGS = {"max_iter": 3, "batch_size": 8, "hidden_layer_sizes": (4,), "whiten": "laplace", "random_state": 0}
 APPROXIMATORS = [KSIVIApproximator(**SETTINGS), HKSIVIApproximator(n_layers=2, **SETTINGS)]
@@ -115,7 +116,7 @@ def test_a_fit_that_fails_tears_its_callbacks_down():
 
 
 def test_the_discrepancy_is_monitored_by_the_callback_of_scikit_learn():
-    monitor = ScoringMonitor(scoring=neg_ksd_scorer())
+    monitor = callback.ScoringMonitor(scoring=neg_ksd_scorer())
     clone(APPROXIMATORS[0]).set_callbacks(monitor).fit(Banana())
     assert monitor.get_logs()
 
@@ -125,7 +126,7 @@ def test_a_progress_bar_is_nested_under_a_search(capfd):
     grid = {"learning_rate": [1e-3, 2e-3]}
     search = GridSearchCV(APPROXIMATORS[0], grid, cv=Replicates(1), scoring=neg_ksd_scorer())
     state = random.getstate()
-    search.set_callbacks(ProgressBar(max_propagation_depth=3)).fit(Banana())
+    search.set_callbacks(callback.ProgressBar(max_propagation_depth=3)).fit(Banana())
     random.setstate(state)  # of rich
     assert "KSIVIApproximator" in capfd.readouterr().out
 

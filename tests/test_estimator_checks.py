@@ -72,6 +72,7 @@ def test_the_checks_that_need_no_data_pass(estimator):
 
 @pytest.mark.parametrize("estimator", APPROXIMATORS, ids=lambda q: type(q).__name__)
 def test_the_html_representation_shows_parameters(estimator):
+    pytest.importorskip("sklearn", "1.9", reason="older ones show no descriptions")
     html = estimator._repr_html_()
     described = re.findall(r'"param-doc-description"', html)
     assert len(described) > 10

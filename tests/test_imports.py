@@ -116,6 +116,23 @@ def test_threads_may_be_the_first_to_use_a_name():
     assert done.returncode == 0, done.stderr
 
 
+WITHOUT_CALLBACKS = """
+import sys
+import sklearn.linear_model, sklearn.model_selection
+sys.modules["sklearn.callback"] = None  # as before scikit-learn 1.9
+import skksivi
+q = skksivi.baselines.Laplace().fit(lambda x: -x, n_features=1)
+skksivi.KSIVIApproximator(whiten="laplace", max_iter=101, verbose=2, random_state=0).fit(lambda x: -x, n_features=1)
+q.set_callbacks(skksivi.callbacks.EarlyStopping())
+"""
+
+
+def test_fits_do_without_the_callbacks_of_scikit_learn():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_CALLBACKS], capture_output=True, text=True, check=False)
+    assert "iteration 101 of 101" in done.stderr
+    assert "ImportError: `set_callbacks` needs scikit-learn 1.9" in done.stderr
+
+
 @pytest.mark.slow
 def test_what_is_not_used_is_not_imported():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)

@@ -34,6 +34,21 @@ def rng_of(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+# Errors
+
+
+def test_a_tail_that_only_the_draws_have_is_an_error_and_one_that_both_have_is_none():
+    """Log-normal numbers, of which a fit has .05% at exp(6); and Student's t with three degrees, with no known sd."""
+    rng = np.random.default_rng(0)
+    f, g = (np.exp(0.3 * rng.standard_normal((n, 1))) for n in (1000, 20_000))
+    far, w = np.arange(1000) < 10, np.full(1000, 1e-3)
+    f[far], g[:10] = math.exp(6), math.exp(6)
+    rows = WeightedRows(np.where(far, 0.0, 1 / 990), np.where(far, 0.0005 / 10, 0.9995 / 990))
+    assert _judge._errors(rows, f, g).sd > math.log(1.5)
+    f, g = (rng.standard_t(3, (n, 1)) for n in (1000, 20_000))
+    assert _judge._errors(WeightedRows(w, w), f, 1.3 * g).sd == 0
+
+
 # The proposal
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,55 +40,25 @@ if TYPE_CHECKING:
 WIDTH = 100
 
 
-@dataclass(frozen=True, repr=False)
-class Summary:
-    """The numbers of a posterior, parameter by parameter, and the standard error of each.
-
-    Attributes
-    ----------
-    names : tuple of str
-        Of the k parameters.
-    levels : tuple of float
-        Of the quantiles.
-    mean, sd : ndarray of shape (k,)
-    quantiles : ndarray of shape (n_levels, k)
-    mean_se, sd_se, quantiles_se : ndarray
-        Standard errors as estimates of the posterior's numbers, of the same shapes; NaN where unknown.
-    notes : tuple of str
-        Empty, or why a number or its standard error is not known: "errors unknown", "constant", both of a coordinate
-        in which a fit has collapsed, or at how many draws a parameter is not finite.
-    warning : str
-        What is wrong with the fit and what to do, in one sentence; empty if nothing is.
-    source : str
-        What the numbers come from, and the score calls that they took.
-    """
+class Table(ABC):
+    """Rows of numbers with their standard errors."""
 
     names: tuple[str, ...]
-    levels: tuple[float, ...]
-    mean: np.ndarray = field(compare=False)
-    sd: np.ndarray = field(compare=False)
-    quantiles: np.ndarray = field(compare=False)
-    mean_se: np.ndarray = field(compare=False)
-    sd_se: np.ndarray = field(compare=False)
-    quantiles_se: np.ndarray = field(compare=False)
     notes: tuple[str, ...]
     warning: str
     source: str
 
+    @abstractmethod
     def _columns(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Return each number and its standard errors by its name."""
-        found = {"mean": (self.mean, self.mean_se), "sd": (self.sd, self.sd_se)}
-        for level, q, se in zip(self.levels, self.quantiles, self.quantiles_se, strict=True):
-            found[f"{100 * level:.10g}%"] = q, se
-        return found
 
     def to_frame(self) -> DataFrame:
-        """Return a row for each parameter, with all digits.
+        """Return a row for each name, with all digits.
 
         Returns
         -------
         frame : pandas.DataFrame
-            With the columns "mean", "mean_se", "sd", "sd_se", for each quantile such as "5%" and "5%_se", and "note".
+            With two columns for each number, such as "mean" and "mean_se", and "note".
 
         Raises
         ------
@@ -127,6 +98,48 @@ class Summary:
         """Return the same as a table of HTML."""
         head, rows = self._rows()
         return html_table(rows, head=head, above=self.warning, below=self.source)
+
+
+@dataclass(frozen=True, repr=False)
+class Summary(Table):
+    """The numbers of a posterior, parameter by parameter, and the standard error of each.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the k parameters.
+    levels : tuple of float
+        Of the quantiles.
+    mean, sd : ndarray of shape (k,)
+    quantiles : ndarray of shape (n_levels, k)
+    mean_se, sd_se, quantiles_se : ndarray
+        Standard errors as estimates of the posterior's numbers, of the same shapes; NaN where unknown.
+    notes : tuple of str
+        Empty, or why a number or its standard error is not known: "errors unknown", "constant", both of a coordinate
+        in which a fit has collapsed, or at how many draws a parameter is not finite.
+    warning : str
+        What is wrong with the fit and what to do, in one sentence; empty if nothing is.
+    source : str
+        What the numbers come from, and the score calls that they took.
+    """
+
+    names: tuple[str, ...]
+    levels: tuple[float, ...]
+    mean: np.ndarray = field(compare=False)
+    sd: np.ndarray = field(compare=False)
+    quantiles: np.ndarray = field(compare=False)
+    mean_se: np.ndarray = field(compare=False)
+    sd_se: np.ndarray = field(compare=False)
+    quantiles_se: np.ndarray = field(compare=False)
+    notes: tuple[str, ...]
+    warning: str
+    source: str
+
+    def _columns(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        found = {"mean": (self.mean, self.mean_se), "sd": (self.sd, self.sd_se)}
+        for level, q, se in zip(self.levels, self.quantiles, self.quantiles_se, strict=True):
+            found[f"{100 * level:.10g}%"] = q, se
+        return found
 
 
 def _cell(value: float, se: float) -> str:

@@ -19,7 +19,12 @@ REJECTIONS = (ArithmeticError, ValueError, torch.linalg.LinAlgError)
 
 #: What may be the points', as a solver raises RuntimeError, and what never is.
 POSSIBLE = (*REJECTIONS, RuntimeError)
-NEVER_OF_POINTS = (NotImplementedError, RecursionError, torch.OutOfMemoryError, torch.AcceleratorError)
+NEVER_OF_POINTS = (
+    NotImplementedError,
+    RecursionError,
+    torch.OutOfMemoryError,
+    getattr(torch, "AcceleratorError", torch.OutOfMemoryError),  # older ones have a bare RuntimeError for it
+)
 
 
 def first_points(n: int, like: Tensor) -> Tensor:

@@ -61,6 +61,8 @@ class Target:
         rejects a score for which that is wrong; "finite-difference" takes central differences of the score along the
         vector, with two more evaluations, which assumes that it is a gradient; "auto", the default, uses `score_vjp`,
         otherwise automatic differentiation if it agrees with finite differences at a few points.
+    up_to_constant : bool
+        Whether `log_prob` lacks a constant, so that the evidence is unknown and `skksivi.compare` refuses it.
     replicate : tuple of int
         The selected rows, which a fit to this target adds to its seed.
     rank : int or None
@@ -87,6 +89,7 @@ class Target:
 
     n_features: int
     products: str = "auto"
+    up_to_constant: bool = False
     replicate: tuple[int, ...] = ()
     rank: int | None = None
     score_vjp: Any = None

@@ -55,6 +55,8 @@ class ConditionedDiffusion(Target):
     torch.Size([1, 50])
     """
 
+    up_to_constant = True
+
     def __init__(self, n_features: int = 100) -> None:
         if check_integer(n_features, "n_features", min_val=5) % 5:
             raise ValueError(f"`n_features` must be a multiple of 5, got {n_features!r}.")

@@ -60,6 +60,8 @@ class BayesianLinearRegression(Target):
     4
     """
 
+    up_to_constant = True
+
     def __init__(
         self,
         X: ArrayLike,
@@ -155,6 +157,8 @@ class BayesianMultinomialRegression(Target):
     >>> BayesianMultinomialRegression([[0.0], [1.0], [2.0]], ["a", "b", "c"]).n_features
     3
     """
+
+    up_to_constant = True
 
     def __init__(
         self, X: ArrayLike, y: ArrayLike, prior_precision: float = 1.0, *, sample_weight: ArrayLike | None = None

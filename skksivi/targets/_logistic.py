@@ -57,6 +57,8 @@ class BayesianLogisticRegression(Target):
     tensor([[1.5000]])
     """
 
+    up_to_constant = True
+
     def __init__(
         self,
         X: ArrayLike,

@@ -65,6 +65,8 @@ class BrownianBridge(Target):
     32
     """
 
+    up_to_constant = True
+
     def __init__(self, observations: ArrayLike | None = None) -> None:
         y = np.asarray(WALK if observations is None else observations, dtype=np.float64)
         if y.ndim != 1 or np.isinf(y).any() or np.isnan(y).all():
@@ -120,6 +122,8 @@ class ItemResponse(Target):
     >>> ItemResponse([[1, 0], [1, float("nan")]]).score_fn(torch.zeros(1, 5))
     tensor([[ 1.2500,  0.0000,  0.5000, -1.0000,  0.5000]])
     """
+
+    up_to_constant = True
 
     def __init__(self, answers: ArrayLike) -> None:
         Y = check_array(answers, dtype=np.float64, ensure_all_finite="allow-nan", input_name="answers")
@@ -196,6 +200,8 @@ class LogGaussianCox(Target):
     4
     """
 
+    up_to_constant = True
+
     def __init__(self, counts: ArrayLike, variance: float = 1.91, length: float = 1 / 33) -> None:
         Y = check_array(counts, dtype=np.float64, input_name="counts")
         if Y.shape[0] != Y.shape[1] or (Y < 0).any() or not Y.sum():
@@ -259,6 +265,8 @@ class StochasticVolatility(Target):
     >>> StochasticVolatility([0.1, -0.3, 0.2]).n_features
     6
     """
+
+    up_to_constant = True
 
     def __init__(self, returns: ArrayLike) -> None:
         r = np.asarray(returns, dtype=np.float64)
@@ -327,6 +335,8 @@ class SparseLogisticRegression(Target):
     5
     """
 
+    up_to_constant = True
+
     def __init__(self, X: ArrayLike, y: ArrayLike) -> None:
         X, y = check_X_y(X, y, dtype=np.float64)
         classes, y = np.unique(y, return_inverse=True)
@@ -369,6 +379,8 @@ class SeedGermination(Target):
     >>> SeedGermination().n_features
     26
     """
+
+    up_to_constant = True
 
     n_features = 26
 

@@ -104,6 +104,8 @@ class BayesianNeuralNetwork(Target):
     (30,)
     """
 
+    up_to_constant = True
+
     def __init__(
         self,
         X: ArrayLike,

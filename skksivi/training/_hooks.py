@@ -11,11 +11,30 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from skksivi._utils.lazy import keeping_random
 from skksivi.score._target import is_divided
 from skksivi.training._loop import CHECK_EVERY, Progress
 
 if TYPE_CHECKING:
     from sklearn.callback import CallbackContext
+
+try:
+    with keeping_random():
+        from sklearn.callback import CallbackSupportMixin, with_callbacks  # imports rich
+except ImportError:  # before scikit-learn 1.9 there were none
+
+    class CallbackSupportMixin:  # type: ignore[no-redef]
+        """Refuses callbacks."""
+
+        def set_callbacks(self, *callbacks: object) -> None:
+            raise ImportError("`set_callbacks` needs scikit-learn 1.9: `pip install 'scikit-learn>=1.9'`.")
+
+        def _init_callback_context(self, **_: object) -> None:
+            return None
+
+    def with_callbacks(method: Callable[..., object]) -> Callable[..., object]:
+        return method
+
 
 LOGGER = logging.getLogger("skksivi")
 
@@ -64,7 +83,7 @@ class Callbacks:
 
     Parameters
     ----------
-    context : CallbackContext
+    context : CallbackContext or None
     are_set : bool, default=True
         Whether there are any.
     n_pilot : int, default=0
@@ -73,21 +92,27 @@ class Callbacks:
         What each of them sees at every task.
     """
 
-    def __init__(self, context: CallbackContext, *, are_set: bool = True, n_pilot: int = 0, **shown: object) -> None:
+    def __init__(
+        self, context: CallbackContext | None, *, are_set: bool = True, n_pilot: int = 0, **shown: object
+    ) -> None:
         self.context = context
         self.are_set = are_set
         self.n_pilot = n_pilot
         self.shown = shown
-        context.call_on_fit_task_begin(**shown)
+        if context is not None:
+            context.call_on_fit_task_begin(**shown)
 
     def report(self, task_name: str, **fitted: object) -> bool:
         """Report a task within the fit; return whether one of them asks to stop."""
+        if self.context is None:
+            return False
         part = self.context.subcontext(task_name=task_name)
         part.call_on_fit_task_begin(**self.shown)
         return part.call_on_fit_task_end(**self.shown, **fitted)
 
     def end(self) -> None:
-        self.context.call_on_fit_task_end(**self.shown)
+        if self.context is not None:
+            self.context.call_on_fit_task_end(**self.shown)
 
 
 @dataclass(eq=False)

@@ -180,7 +180,7 @@ def logged(verbose: int) -> Iterator[None]:
 def ordinary_mode(device: torch.device) -> Iterator[None]:
     """Restore torch's default modes for gradients, dtype and device within a context, whatever the caller has set."""
     with ExitStack() as modes:
-        if torch.get_default_device().type != "cpu":
+        if torch.empty(0).device.type != "cpu":  # `get_default_device` of torch 2.6 fails after a reset
             modes.enter_context(torch.device("cpu"))
         modes.enter_context(torch.inference_mode(False))
         modes.enter_context(torch.enable_grad())

@@ -17,9 +17,8 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 import skksivi
 from skksivi import AmortizedKSIVI, KSIVIApproximator
 from skksivi.amortized import DeepSets
-from skksivi.amortized._contexts import as_contexts, simulated
+from skksivi.amortized._contexts import Laplaces, PairedScore, as_contexts, laplaces, simulated
 from skksivi.amortized._family import Conditional
-from skksivi.amortized._paired import Laplaces, PairedScore, laplaces
 from skksivi.amortized._training import LEAST, PATIENCE, Split, Walk, divergence, log_probs, train
 
 CPU = torch.device("cpu")

@@ -17,10 +17,9 @@ from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.pilot._faults import fault_of_jump
 from skksivi.pilot._mixture import Components
-from skksivi.pilot._mode_weights import with_moments_of
+from skksivi.pilot._mode_weights import Group, one_image, one_of_each, with_moments_of
 from skksivi.pilot._modes import ModeMaps, all_modes
 from skksivi.pilot._newton import saddle_free_newton
-from skksivi.pilot._orbits import Group, one_image, one_of_each
 from skksivi.pilot._symmetries import Exchange, images, symmetries_of
 from skksivi.score._score import STEPS
 from skksivi.targets import GaussianMixture, Target, constrained, from_log_prob

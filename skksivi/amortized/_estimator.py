@@ -21,9 +21,19 @@ from skksivi._utils.arrays import DTYPES, RandomState, as_array, as_numbers, mak
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi._version import DOCUMENTATION
-from skksivi.amortized._contexts import Rows, Source, as_contexts, as_rows, is_of_sets, n_repeated, parts, simulated
+from skksivi.amortized._contexts import (
+    PairedScore,
+    Rows,
+    Source,
+    as_contexts,
+    as_rows,
+    at_contexts,
+    is_of_sets,
+    n_repeated,
+    parts,
+    simulated,
+)
 from skksivi.amortized._family import Conditional
-from skksivi.amortized._paired import PairedScore, at_contexts
 from skksivi.amortized._stages import Outcome, Settings, Stages
 from skksivi.base import (
     CallbackSupportMixin,

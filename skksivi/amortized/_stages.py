@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skksivi.amortized._contexts import Rows, joined, take
+from skksivi.amortized._contexts import Laplaces, PairedScore, Rows, joined, laplaces, take
 from skksivi.amortized._family import Conditional, features_of
-from skksivi.amortized._paired import Laplaces, PairedScore, laplaces
 from skksivi.amortized._training import (
     Pairs,
     Split,

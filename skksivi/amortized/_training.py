@@ -14,9 +14,8 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 
 from skksivi._utils.arrays import as_array, as_tensor
-from skksivi.amortized._contexts import Rows, repeated, take
+from skksivi.amortized._contexts import Laplaces, PairedScore, Rows, repeated, take
 from skksivi.amortized._family import Conditional, Places, SkipNetwork, factor_parts
-from skksivi.amortized._paired import Laplaces, PairedScore
 from skksivi.kernels import resolve_kernel
 from skksivi.pilot import clipped_drift
 from skksivi.stein import GRADIENT_ESTIMATORS, Memory, value_and_gradients, velocity

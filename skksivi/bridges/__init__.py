@@ -1,8 +1,8 @@
 """Targets of models in other libraries."""
 
+from skksivi.bridges._foreign import from_bridgestan
 from skksivi.bridges._jax import from_jax, from_numpyro, non_centered, paired_from_numpyro
 from skksivi.bridges._pymc import from_pymc, paired_from_pymc
-from skksivi.bridges._stan import from_bridgestan
 
 __all__ = [
     "from_bridgestan", "from_jax", "from_numpyro", "from_pymc", "non_centered", "paired_from_numpyro",

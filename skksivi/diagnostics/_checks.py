@@ -22,7 +22,7 @@ from skksivi.families._derived import knows_density, unweighted
 from skksivi.families._samplers import Chains
 from skksivi.families._weights import LEAST_EFFECTIVE, MOST_LEFT_OUT, ImportanceSample, importance_weights
 from skksivi.judge._numbers import WeightedRows
-from skksivi.judge._thresholds import THRESHOLDS
+from skksivi.judge._verdict import THRESHOLDS
 from skksivi.metrics import ksd_test
 from skksivi.pilot._log_density import Cells
 from skksivi.pilot._mixture import gaussian_of

@@ -23,8 +23,7 @@ from skksivi.families._derived import knows_density
 from skksivi.families._samplers import Layer, Layers, Sampler
 from skksivi.families._weights import ImportanceSample, weighted_draws
 from skksivi.judge._numbers import Numbers, WeightedRows
-from skksivi.judge._thresholds import THRESHOLDS
-from skksivi.judge._verdict import Errors, Grade, Verdict, words_of
+from skksivi.judge._verdict import THRESHOLDS, Errors, Grade, Verdict, words_of
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
 from skksivi.score._score import Score

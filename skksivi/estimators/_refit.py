@@ -18,7 +18,7 @@ from skksivi.families._derived import sampler_density
 from skksivi.families._layer import SemiImplicit
 from skksivi.families._samplers import Sampler
 from skksivi.families._weights import ImportanceSample, weighted_draws
-from skksivi.judge._thresholds import THRESHOLDS
+from skksivi.judge._verdict import THRESHOLDS
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._importance import LEAST_POINTS, Plan, fitted, refined_pilot
 from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of

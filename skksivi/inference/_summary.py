@@ -24,8 +24,7 @@ from skksivi.families._samplers import Chains, Layers, Particles, Sampler
 from skksivi.families._weights import LEAST_DRAWS, LEAST_EFFECTIVE, MAX_FREE, MOST_LEFT_OUT, N_FREE, ImportanceSample
 from skksivi.inference._importance import importance_draws
 from skksivi.judge._numbers import Numbers
-from skksivi.judge._thresholds import THRESHOLDS
-from skksivi.judge._verdict import Errors, Grade, Verdict, words_of
+from skksivi.judge._verdict import THRESHOLDS, Errors, Grade, Verdict, words_of
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score

@@ -16,8 +16,7 @@ from skksivi._utils.control_variates import controlled, second_order, stein_feat
 from skksivi._utils.psis import pareto_smoothed
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import checked_density, kronrod, lobatto, lobatto_nodes
-from skksivi.judge._thresholds import THRESHOLDS
-from skksivi.judge._verdict import Grade, Verdict
+from skksivi.judge._verdict import THRESHOLDS, Grade, Verdict
 from skksivi.mixing import GaussianMixtureDraws, log_student
 from skksivi.pilot._faults import look_for_jump
 from skksivi.pilot._mixture import Components, covariance_root, fitted_mixture, score_matched

@@ -1,10 +1,11 @@
-r"""Points near several modes, as many near each as its weight says.
+r"""Points near several modes, as many near each as its weight says, also of modes that are images of each other.
 
 The discrepancy is insensitive to the masses of distant modes; integrals of the score along lines are not.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,15 +14,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.coordinates._affine import Affine
-from skksivi.pilot._chains import Refine
-from skksivi.pilot._importance import BatchedDraws, Plan, Refit, fitted, pilot_of_mixture, refined_pilot
+from skksivi.coordinates._affine import Affine, standard_normal
+from skksivi.judge._verdict import THRESHOLDS, Grade
+from skksivi.pilot._chains import ChainEnsemble, Refine, as_they_are
+from skksivi.pilot._importance import (
+    PLAIN,
+    BatchedDraws,
+    Plan,
+    Refit,
+    fitted,
+    pilot_of_mixture,
+    pilot_with,
+    plain_moments,
+    refined_pilot,
+    resampled,
+)
 from skksivi.pilot._log_density import Cells, Mass, log_prob_around, mass, masses, normalised
-from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of
+from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of, matched
 from skksivi.pilot._modes import ModeMaps
-from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._symmetries import MAX_MODES, Exchange, Symmetry, image, same_mode
+from skksivi.pilot._points import MANY_FEATURES, Limit, PilotPoints, within
+from skksivi.pilot._symmetries import MAX_MODES, Exchange, Symmetry, image, images, same_mode
 from skksivi.score._score import Score
+from skksivi.score._tally import DIVERGED
 
 # Points by importance sampling, or of short chains around each mode
 
@@ -261,3 +275,144 @@ def mix(pilots: Sequence[PilotPoints], weights: Tensor, errors: Tensor) -> Pilot
     verdict, n_of_mode = min(pilot.verdict for pilot in pilots), [len(x) for x in kept]
     found = PilotPoints(torch.cat(kept), n_of_mode, mean_se, verdict, found_by=pilots[0].found_by)
     return found._replace(mixture=Components.together(mixtures, weights)) if has_all else found
+
+
+# Modes that are images of each other
+
+
+#: The most maps of a group, the factorial of four labels.
+MOST_MAPS = 24
+
+
+class SymmetryGroup(NamedTuple):
+    """Maps that leave a target as it is: the identity, then one after another a symmetry after a map before it.
+
+    Attributes
+    ----------
+    steps : list of (int, Symmetry)
+        The map before each but the first, and the symmetry.
+    """
+
+    steps: list[tuple[int, Symmetry]]
+
+    @classmethod
+    def of(cls, symmetries: Sequence[Symmetry], mode: Affine) -> SymmetryGroup | None:
+        """Return the group of some symmetries, None if it has too many maps; they differ at points around a mode."""
+        x = mode.unwhiten(standard_normal(2, mode.m, torch.Generator(mode.m.device).manual_seed(0)))
+        steps, found = list[tuple[int, Symmetry]](), [x]
+        for k, y in enumerate(found):  # which grows
+            for g in symmetries:
+                new = g(y)
+                if not any(torch.allclose(new, other, rtol=1e-6, atol=1e-8) for other in found):
+                    steps.append((k, g))
+                    found.append(new)
+                if len(found) > MOST_MAPS:
+                    return None
+        return cls(steps)
+
+    def of_points(self, x: Tensor) -> Tensor:
+        """Return the images (k, n, d) of points x (n, d)."""
+        found = [x]
+        for k, g in self.steps:
+            found.append(g(found[k]))
+        return torch.stack(found)
+
+    def of_pilot(self, pilot: PilotPoints) -> PilotPoints:
+        """Return the points of all images of a pilot, as many of each."""
+        found = [pilot.thinned(4000)]
+        for k, g in self.steps:
+            found.append(_image(found[k], g))
+        equal = pilot.x.new_full((len(found),), 1 / len(found))
+        return mix(found, equal, torch.zeros_like(equal))
+
+
+def _image(pilot: PilotPoints, g: Symmetry) -> PilotPoints:
+    """Return the image of a pilot, with the Gaussians to which tangents at their means take those of its mixture."""
+    if isinstance(g, Exchange) or pilot.mixture is None:
+        return image_of_pilot(pilot, g)
+    x, (weights, means, covariances) = g(pilot.x), pilot.mixture
+    roots = [g.tangent(m, L) for m, L in zip(means, torch.linalg.cholesky(covariances), strict=True)]
+    mixture = Components(weights, g(means), torch.stack([L @ L.mT for L in roots])).fitted_to(x, 20.0 * x.shape[1])
+    return pilot._replace(x=x, mean_se=pilot.error * x.std(0), mixture=mixture)
+
+
+def pilot_of_orbit(
+    score: Score, modes: ModeMaps, symmetries: Sequence[Symmetry], generator: torch.Generator
+) -> PilotPoints | None:
+    """Return points near modes of several kinds, and all of their images, by one image of the target; None if few
+    points count there, or there are too many images. Of modes of one kind chains around one tell as much.
+    """
+    if not symmetries or len(modes.maps[0].m) >= MANY_FEATURES:
+        return None
+    kinds, group = one_of_each(modes, symmetries), SymmetryGroup.of(symmetries, modes.maps[0])
+    if group is None or len(kinds.maps) == 1:
+        return None
+    try:
+        found = fitted_image(one_image(score, group, kinds), kinds, generator)
+    except DIVERGED:
+        return None
+    return None if found is None else group.of_pilot(found)
+
+
+def one_of_each(modes: ModeMaps, symmetries: Sequence[Symmetry]) -> ModeMaps:
+    """Return the best mode, and of each other kind of modes that are images of each other the one nearest to it."""
+    best, left, kept, weights = modes.maps[0], list(zip(modes.maps, modes.weights, strict=True)), [], []
+    while left:
+        orbit = [left[0][0], *images([left[0][0]], symmetries)]
+        alike = [w for a, w in left if any(same_mode(a, b) for b in orbit)]
+        left = [(a, w) for a, w in left if not any(same_mode(a, b) for b in orbit)]
+        kept.append(min(orbit, key=lambda a: best.whiten(a.m[None]).square().sum().item()))
+        weights.append(torch.stack(alike).sum())
+    return ModeMaps(kept, torch.stack(weights) / torch.stack(weights).sum())
+
+
+def one_image(score: Score, group: SymmetryGroup, modes: ModeMaps) -> Score:
+    """Return the score of the part of a target near some modes, whose images under a group add up to all of it."""
+    h, density, own = modes.mixture().draws(), score.log_prob, score.score_fn
+
+    def log_share(x: Tensor) -> Tensor:
+        there = group.of_points(x)
+        log_h = h.log_density(there.flatten(0, 1)).view(there.shape[:2])
+        return log_h[0] - log_h.logsumexp(0)
+
+    def score_fn(x: Tensor) -> Tensor:
+        s, y = own(x).detach(), x.detach().requires_grad_()
+        return s + torch.autograd.grad(log_share(y).sum(), y)[0]
+
+    def log_prob(x: Tensor) -> Tensor:
+        return density(x) + log_share(x)  # type: ignore[misc]
+
+    own_density = None if density is None else log_prob
+    return replace(
+        score,
+        score_fn=score_fn,
+        score_vjp=None,
+        by_differences=True,
+        log_prob=own_density,
+        labels=None,
+        in_double=None,
+    )
+
+
+def fitted_image(score: Score, modes: ModeMaps, generator: torch.Generator) -> PilotPoints | None:
+    """Return points of one image by importance, from a mixture that is fitted to chains and then again and again to
+    its draws; None if few of them count or their errors stay large.
+    """
+    *_, found = ChainEnsemble(score, matched(score, modes.maps[0], generator), generator, as_they_are).stage(80)
+    map_ = gaussian_of(found.x)
+    score_u, x, drawn = map_.pull_back(score), map_.whiten(found.x), list[Tensor]()
+    mixture, n_rounds = fitted(x, generator).of_widths((1.0, 3.0), (0.6, 0.4)), 12
+    plan = PLAIN._replace(n_draws=4096, least_share=0.05, far=-math.inf)
+    for i in range(n_rounds):
+        score_u.tally.begin("importance sampling", plan.n_draws)
+        if (draws := resampled(score_u, mixture, generator, plan)) is None:
+            return None
+        is_far = draws[1][0] > 0.1 * x.shape[1]  # nats
+        drawn.append(draws[0].u)
+        u, by = torch.cat(drawn).flatten(0, 1), plain_moments(torch.cat(drawn))
+        last = i == n_rounds - 1
+        verdict = within(Grade.RELIABLE_WEIGHTS, Limit("errors {:.2g}", by.se, THRESHOLDS.profile_errors[last]))
+        if verdict.good and (last or not is_far):
+            return pilot_with(u, by)._replace(verdict=verdict, mixture=mixture).unwhitened(map_)
+        mixture = fitted_mixture([u], generator) if i < 2 else mixture.fitted_to(u, 20.0 * u.shape[1])
+    return None

@@ -19,8 +19,7 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._marginals import fitted_marginals
 from skksivi.coordinates._whitening import LONG_CHAINS, Attempt
-from skksivi.judge._thresholds import THRESHOLDS
-from skksivi.judge._verdict import Grade, Verdict
+from skksivi.judge._verdict import THRESHOLDS, Grade, Verdict
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble, Refine, as_they_are
 from skksivi.pilot._faults import fault_of_noise, look_for_jump, over_noise
@@ -31,10 +30,16 @@ from skksivi.pilot._importance import (
     without_wrong_density,
 )
 from skksivi.pilot._mixture import MOST_FEATURES, gaussian_of, matched
-from skksivi.pilot._mode_weights import are_near, pilot_of_several, pooled, symmetrised, with_mode_weights
+from skksivi.pilot._mode_weights import (
+    are_near,
+    pilot_of_orbit,
+    pilot_of_several,
+    pooled,
+    symmetrised,
+    with_mode_weights,
+)
 from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, mode_from_prior, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
-from skksivi.pilot._orbits import pilot_of_orbit
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import out_of_spike
 from skksivi.pilot._symmetries import Symmetry, images, same_mode, told

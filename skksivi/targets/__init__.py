@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from skksivi.targets._constrained import paired_constrained as paired_constrained
     from skksivi.targets._diffusion import ConditionedDiffusion as ConditionedDiffusion
     from skksivi.targets._linear import BayesianLinearRegression as BayesianLinearRegression
+    from skksivi.targets._linear import BayesianLogisticRegression as BayesianLogisticRegression
     from skksivi.targets._linear import BayesianMultinomialRegression as BayesianMultinomialRegression
-    from skksivi.targets._logistic import BayesianLogisticRegression as BayesianLogisticRegression
     from skksivi.targets._minibatches import Minibatches as Minibatches
     from skksivi.targets._models import BrownianBridge as BrownianBridge
     from skksivi.targets._models import ItemResponse as ItemResponse
@@ -58,8 +58,7 @@ else:
                 "from_bridgestan", "from_jax", "from_numpyro", "from_pymc", "non_centered", "paired_from_numpyro",
                 "paired_from_pymc",
             ],
-            "_linear": ["BayesianLinearRegression", "BayesianMultinomialRegression"],
-            "_logistic": ["BayesianLogisticRegression"],
+            "_linear": ["BayesianLinearRegression", "BayesianLogisticRegression", "BayesianMultinomialRegression"],
             "_minibatches": ["Minibatches"],
             "_sharded": ["Sharded"],
             "_models": [

@@ -127,7 +127,7 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
     Raises
     ------
     TypeError
-        `estimator` is not of a class of this package, or a parameter cannot be saved.
+        `estimator` is not of a class of this package, a parameter cannot be saved, or `path` is no path.
     ValueError
         A parameter is out of its range, or draws of the fit are not finite.
     OSError
@@ -151,7 +151,20 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
         raise _refusal(estimator)
     content = codec.pack(estimator, KINDS)
     _estimator(content)  # it can be read
-    codec.write(Path(path), content)
+    codec.write(_path(path), content)
+
+
+def _path(path: object) -> Path:
+    """Return the path of a file.
+
+    Raises
+    ------
+    TypeError
+        It is none.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"`path` must be a string or a pathlib.Path, got a {type(path).__name__}.")
+    return Path(path)
 
 
 def _refusal(value: object) -> TypeError:
@@ -197,6 +210,8 @@ def load(
 
     Raises
     ------
+    TypeError
+        `path` is no path.
     ValueError
         The file was not written by `save`, is damaged or of another version, or its contents cannot be sampled.
     OSError
@@ -206,7 +221,7 @@ def load(
     --------
     save : Writes a fit to a file.
     """
-    est = codec.read(Path(path), _estimator, repr(str(path)), max_bytes)
+    est = codec.read(_path(path), _estimator, repr(str(path)), max_bytes)
     if isinstance(est, AmortizedKSIVI):
         score_fn = getattr(score_fn, "score_fn", score_fn)
         if not (score_fn is None or callable(score_fn)):

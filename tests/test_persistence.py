@@ -354,6 +354,8 @@ def test_file_system_problems_are_os_errors_that_name_the_file(fitted, tmp_path)
         (lambda: skksivi.save(fitted["Laplace"], tmp_path), IsADirectoryError, tmp_path),
         (lambda: skksivi.save(fitted["Laplace"], "/dev/full/q"), NotADirectoryError, "/dev/full/q"),
         (lambda: skksivi.save(fitted["Laplace"], tmp_path / "pipe"), FileExistsError, tmp_path / "pipe"),
+        (lambda: skksivi.save(fitted["Laplace"], 5), TypeError, "`path` must be a string .* got a int"),
+        (lambda: skksivi.load(None), TypeError, "`path` must be a string .* got a NoneType"),
     ]:
         with pytest.raises(error, match=str(path)) as caught:
             call()

@@ -80,7 +80,7 @@ def test_a_pair_that_is_no_affine_map_is_named(whiten):
 
 
 def test_rows_of_init_are_the_only_starts():
-    whitening, pilot = whitening_of("auto", RING.score_fn, 2, init=RING.means[[1, 4, 6]].tolist())
+    whitening, pilot = whitening_of("auto", RING.score_fn, 2, init=RING.means[[1, 4, 6]].tolist(), budget=4_000_000)
     assert len(whitening.modes) == len(pilot.n_of_mode) == 3
     np.testing.assert_allclose(whitening.weights, np.full(3, 1 / 3), atol=0.01)
 

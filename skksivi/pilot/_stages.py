@@ -279,8 +279,8 @@ class Newton:
         if score.is_rough:
             known.score = score = steadied(score, modes.maps[0].m[None])
             modes = find_modes(score, torch.stack([a.m for a in modes.maps]), known.generator)
-            modes = modes._replace(maps=[over_noise(score, mode) for mode in modes.maps])
             if not is_spike(modes.maps[0]):  # in which rounding is as large
+                modes = modes._replace(maps=[over_noise(score, mode) for mode in modes.maps])
                 score.tally.found(fault_of_noise(score, modes.maps[0]))
         check_mode(score, starts[0], modes.maps[0])
         known.modes = modes

@@ -17,7 +17,7 @@ from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.pilot._faults import fault_of_jump
 from skksivi.pilot._mixture import Components
-from skksivi.pilot._mode_weights import Group, one_image, one_of_each, with_moments_of
+from skksivi.pilot._mode_weights import SymmetryGroup, one_image, one_of_each, with_moments_of
 from skksivi.pilot._modes import ModeMaps, all_modes
 from skksivi.pilot._newton import saddle_free_newton
 from skksivi.pilot._symmetries import Exchange, images, symmetries_of
@@ -286,7 +286,7 @@ def test_the_images_of_a_part_of_a_target_add_up_to_it():
     score = resolved(from_log_prob(lambda x: -(x.square() - 4).square().sum(1) / 8 - x[:, 0] ** 2 * x[:, 1] ** 2, 2))
     modes = [Affine(torch.tensor(m).double(), torch.eye(2).double() / 2) for m in ([2.0, 0.0], [0.0, 2.0])]
     signs = [Exchange.of_signs(torch.tensor(flips)) for flips in ([True, False], [False, True])]
-    group = Group.of(signs, modes[0])
+    group = SymmetryGroup.of(signs, modes[0])
     part = one_image(score, group, one_of_each(ModeMaps(modes, torch.ones(2).double() / 2), signs))
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).double()
     log_parts = part.log_prob(group.of_points(x).flatten(0, 1)).view(4, -1)

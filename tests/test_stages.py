@@ -284,7 +284,7 @@ def test_stages_that_diverge_leave_the_rest_to_long_chains(monkeypatch):
         pilot_of(bent_score, 2, seed=1)
     monkeypatch.undo()
     monkeypatch.setattr("skksivi.pilot._stages.ShortChains.propose", lost)
-    _, points, verdicts = pilot_of(bent_score, 2, seed=1, budget=0)
+    _, points, verdicts = pilot_of(bent_score, 2, seed=1, budget=500_000)
     assert verdicts["short chains"] == ""
     assert list(verdicts)[-1] == "long chains"
     assert abs(points.x[:, 1].mean() - 1) < 0.2 * points.x[:, 1].std()

@@ -132,7 +132,9 @@ def find_whitening(
         starts, alone = score_fn.mode[None], True
     score_fn.tally.begin("search for modes")
     known = Known(score_fn, starts, alone, settings, generator, warps)
-    with score_fn.tally.at_most(max(settings.budget, LEAST_CALLS)):
+    # "diagonal" has chains of so many steps, and products with the Jacobian besides
+    most = max(settings.budget, LEAST_CALLS) * (1 if rule is explored else 10)
+    with score_fn.tally.at_most(most):
         whitening, pilot = rule(known)
     n_calls, by_score = score_fn.tally.total - before, known.score.log_prob is None and score_fn.log_prob is not None
     return replace(whitening, n_score_calls=n_calls, attempts=known.attempts, by_score=by_score), pilot

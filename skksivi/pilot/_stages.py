@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
@@ -47,7 +47,7 @@ from skksivi.pilot._warped import around_start, by_scales, warped
 from skksivi.score._improper import ImproperError, has_power_tails
 from skksivi.score._probe import doubt_of_sign, steadied
 from skksivi.score._score import Score
-from skksivi.score._tally import DIVERGED, DivergedError
+from skksivi.score._tally import DIVERGED, BudgetError, DivergedError
 
 LOGGER = logging.getLogger("skksivi")
 
@@ -364,11 +364,16 @@ class AllModes:
 
 
 def first_converged(pilots: Iterator[PilotPoints]) -> PilotPoints:
-    """Return the first of some pilots that has converged, or the last."""
-    for pilot in pilots:
-        if pilot.converged:
-            break
-    return pilot
+    """Return the first of some pilots that has converged, or the last, also where the budget ends before the next."""
+    pilot = None
+    try:
+        for pilot in pilots:
+            if pilot.converged:
+                break
+    except BudgetError:
+        if pilot is None:
+            raise
+    return cast("PilotPoints", pilot)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
@@ -364,16 +364,23 @@ class AllModes:
 
 
 def first_converged(pilots: Iterator[PilotPoints]) -> PilotPoints:
-    """Return the first of some pilots that has converged, or the last, also where the budget ends before the next."""
-    pilot = None
+    """Return the first of some pilots that has converged, or the last."""
+    for pilot in pilots:
+        if pilot.converged:
+            break
+    return pilot
+
+
+def until_spent(pilots: Iterator[PilotPoints]) -> Iterator[PilotPoints]:
+    """Yield pilots until the budget ends, if that leaves one."""
+    found = False
     try:
         for pilot in pilots:
-            if pilot.converged:
-                break
+            found = True
+            yield pilot
     except BudgetError:
-        if pilot is None:
+        if not found:
             raise
-    return cast("PilotPoints", pilot)
 
 
 @dataclass(frozen=True)
@@ -583,7 +590,7 @@ class LongChains:
         for mode, w in zip(modes.maps, modes.weights.tolist(), strict=True):
             metric, n = matched(known.score, mode, known.generator), max(fewest, round(n_chains * w))
             ensemble = ChainEnsemble(known.score, metric, known.generator, refine, n, self.name)
-            parts.append(first_converged(ensemble.by_stages(LONG_TRAJECTORIES)))
+            parts.append(first_converged(until_spent(ensemble.by_stages(LONG_TRAJECTORIES))))
         found = parts[0]
         if len(parts) > 1:
             known.score.tally.begin("weights of modes")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -151,20 +150,7 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
         raise _refusal(estimator)
     content = codec.pack(estimator, KINDS)
     _estimator(content)  # it can be read
-    codec.write(_path(path), content)
-
-
-def _path(path: object) -> Path:
-    """Return the path of a file.
-
-    Raises
-    ------
-    TypeError
-        It is none.
-    """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"`path` must be a string or a pathlib.Path, got a {type(path).__name__}.")
-    return Path(path)
+    codec.write(codec.path_of(path), content)
 
 
 def _refusal(value: object) -> TypeError:
@@ -221,7 +207,7 @@ def load(
     --------
     save : Writes a fit to a file.
     """
-    est = codec.read(_path(path), _estimator, repr(str(path)), max_bytes)
+    est = codec.read(codec.path_of(path), _estimator, repr(str(path)), max_bytes)
     if isinstance(est, AmortizedKSIVI):
         score_fn = getattr(score_fn, "score_fn", score_fn)
         if not (score_fn is None or callable(score_fn)):

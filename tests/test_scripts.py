@@ -237,6 +237,13 @@ def test_the_readme_has_the_numbers_of_the_frontier(frontier):
         assert (accurate, calls, more) == (of_31, all_calls, next_calls)
 
 
+def test_the_readme_has_the_number_of_accurate_default_fits():
+    rows = [line for line in (ROOT / "doc/tables/defaults.txt").read_text().splitlines() if "." in line]
+    n = sum("\\*" not in re.split(r"  +", line)[4] for line in rows)
+    assert len(rows) == 31
+    assert f"Newer code: {n} (``python benchmarks/defaults.py``)" in README
+
+
 def test_sentences_have_the_numbers_of_the_frontier(frontier):
     document = json.loads((ROOT / "benchmarks" / "frontier.json").read_text())
 

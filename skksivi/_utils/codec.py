@@ -301,6 +301,19 @@ def _other_reader(path: Path, content: bytes) -> str:
     return "; it seems to be a pickle, which joblib.load reads if you trust who wrote it" if is_pickle else ""
 
 
+def path_of(path: object) -> Path:
+    """Return the path of a file.
+
+    Raises
+    ------
+    TypeError
+        It is none.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"`path` must be a string or a pathlib.Path, got a {type(path).__name__}.")
+    return Path(path)
+
+
 def write(path: Path, content: bytes) -> None:
     """Write a file under another name, flush and rename it, so that the old or the new one is whole.
 

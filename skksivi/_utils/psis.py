@@ -10,6 +10,12 @@ import numpy as np
 FEWEST = 5
 
 
+def systematic_rows(weights: np.ndarray, n: int) -> np.ndarray:
+    """Return the n rows that systematic resampling picks by weights (m,), which sum to one."""
+    levels = (np.arange(n) + 0.5) / n
+    return np.searchsorted(weights.cumsum(), levels).clip(max=len(weights) - 1)
+
+
 def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     r"""Replace the largest ratios by quantiles of the generalised Pareto distribution that they follow.
 

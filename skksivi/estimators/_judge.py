@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
-from skksivi._utils.psis import pareto_smoothed
+from skksivi._utils.psis import pareto_smoothed, systematic_rows
 from skksivi.coordinates._affine import Affine, Identity
 from skksivi.coordinates._whitening import LONG_CHAINS, Whitening
 from skksivi.families._derived import knows_density
@@ -176,9 +176,7 @@ def _errors(rows: WeightedRows, f: np.ndarray, g: np.ndarray) -> Errors:
     k = _tails(g)
     # the standard error of a mean is infinite for k from a half on, and that of an sd from a quarter on; but where
     # the draws alone have such a tail, which the posterior has not, their sd is too large
-    levels = (np.arange(len(f)) + 0.5) / len(f)
-    of_posterior = _tails(f[np.searchsorted(rows.w.cumsum(), levels).clip(max=len(f) - 1)])
-    has_mean, has_sd = k < 0.45, (k < 0.3) | (of_posterior < 0.2)
+    has_mean, has_sd = k < 0.45, (k < 0.3) | (_tails(f[systematic_rows(rows.w, len(f))]) < 0.2)
     return found._replace(
         mean=has_mean * found.mean,
         mean_se=has_mean * found.mean_se,

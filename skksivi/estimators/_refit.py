@@ -10,6 +10,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from skksivi._utils.psis import systematic_rows
 from skksivi.coordinates._whitening import Attempt, Whitening
 from skksivi.estimators._judge import Judged, is_better
 from skksivi.estimators._trained import F
@@ -154,9 +155,7 @@ def em_step(mixture: Components, sample: ImportanceSample) -> Components:
 
 def resampled_points(sample: ImportanceSample) -> Tensor:
     """Return points (n, d) that are picked by their weights, evenly."""
-    levels = (torch.arange(LEAST_POINTS, dtype=torch.float64) + 0.5) / LEAST_POINTS
-    rows = torch.searchsorted(torch.as_tensor(sample.weights).cumsum(0), levels).clamp_max(len(sample.weights) - 1)
-    return torch.as_tensor(sample.X)[rows]
+    return torch.as_tensor(sample.X[systematic_rows(sample.weights, LEAST_POINTS)])
 
 
 def lacks_mass(family: nn.Module, sample: ImportanceSample) -> bool:

@@ -13,13 +13,10 @@ import numpy as np
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
-from skksivi._utils.codec import write
+from skksivi._utils.codec import path_of, write
 from skksivi.base import BaseApproximator, check_fit
 from skksivi.families import Gaussian, Layer
 from skksivi.mixing import FunctionDraws
-
-#: The page, and what runs it where the file itself is run.
-PAGE, RUN = "draw.py", "import sys\nimport draw\ndraw.main(*sys.argv)\n"
 
 
 def export(est: BaseApproximator, path: str | os.PathLike[str]) -> None:
@@ -42,7 +39,7 @@ def export(est: BaseApproximator, path: str | os.PathLike[str]) -> None:
     NotFittedError
         `est` is not fitted.
     TypeError
-        `est` is no approximator, or draws by other means.
+        `est` is no approximator, or draws by other means; `path` is no path.
     OSError
         The file cannot be written.
 
@@ -69,9 +66,9 @@ def export(est: BaseApproximator, path: str | os.PathLike[str]) -> None:
     content = io.BytesIO()
     np.savez(content, **arrays)
     with zipfile.ZipFile(content, "a") as file:
-        file.writestr(PAGE, Path(__file__).with_name("_draw.py").read_text("utf-8"))
-        file.writestr("__main__.py", RUN)
-    write(Path(path), content.getvalue())
+        file.writestr("draw.py", Path(__file__).with_name("_draw.py").read_text("utf-8"))
+        file.writestr("__main__.py", "import sys\nimport draw\ndraw.main(*sys.argv)\n")
+    write(path_of(path), content.getvalue())
 
 
 def _parts(est: BaseApproximator) -> dict[str, np.ndarray]:

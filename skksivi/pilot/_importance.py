@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array, as_tensor
 from skksivi._utils.control_variates import controlled, second_order, stein_features
-from skksivi._utils.psis import pareto_smoothed
+from skksivi._utils.psis import pareto_smoothed, systematic_rows
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import checked_density, kronrod, lobatto, lobatto_nodes
 from skksivi.judge._verdict import THRESHOLDS, Grade, Verdict
@@ -285,8 +285,7 @@ def resampled(
     under_p, under_q = w @ ell, v @ ell
     with np.errstate(over="ignore"):  # of ratios far out, where neither has mass
         J, se = under_p - under_q, (n * w * (ell - under_p) - n * v * (ell - under_q)).std() / math.sqrt(n)
-    levels = (np.arange(n) + 0.5) / n
-    rows = np.searchsorted(w.cumsum(), levels).clip(max=len(w) - 1).reshape(parts, -1).T  # equal ones in one part
+    rows = systematic_rows(w, n).reshape(parts, -1).T  # equal ones in one part
     kept, i = torch.unique(as_tensor(rows, device=u.device), return_inverse=True)
     score_of = torch.zeros_like if plan.is_far(float(J), d) else score_u
     s = score_of(u[kept]).detach() if s is None else s[kept]

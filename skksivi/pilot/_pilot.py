@@ -15,13 +15,14 @@ short chains            one mode                            45,000     Bent targ
 warped coordinates      30 to 200 features                  36,000     Funnels of many features
 more trajectories       30 features or more                            Chains that mix slowly
 wider mode search       nothing above was good enough       65,000     A better mode, and the same stages from there
-long chains             nothing above was good enough       1,300,000  Chains around all modes, pooled by weights
+long chains             nothing above was good enough       the rest   Chains around all modes, pooled by weights
 ======================  ==================================  =========  ==============================================
 
-Calls are medians of `benchmarks/ablation.py`, which shows what is lost without each stage. There are stages up to
-4,000 features. With more than 1,000 the last two do not run and, without points, the map is by the curvature at a
-mode. `Pilot(effort="low")` ends before "more trajectories", with shorter chains; `effort="high"` runs the last two
-whatever was found before, unless coordinates are warped. What is good enough is said in `_points`.
+Calls are medians of `benchmarks/ablation.py`, which shows what is lost without each stage; together they
+are at most the `budget` of a `Pilot`. There are stages up to 4,000 features. With more than 1,000 the last two do not
+run and, without points, the map is by the curvature at a mode. `Pilot(effort="low")` ends before "more trajectories",
+with shorter chains; `effort="high"` runs the last two whatever was found before, unless coordinates are warped. What
+is good enough is said in `_points`.
 """
 
 from __future__ import annotations

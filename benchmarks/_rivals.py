@@ -25,7 +25,7 @@ from scipy.special import logsumexp, softmax
 from scipy.stats import multivariate_t
 from sklearn.base import BaseEstimator
 
-from skksivi._utils.psis import pareto_smoothed
+from skksivi._utils.monte_carlo import pareto_smoothed
 from skksivi.baselines import Laplace
 
 #: The largest difference of log-weights.

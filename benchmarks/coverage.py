@@ -30,7 +30,7 @@ from training import NAMES, STARTS, start
 
 from skksivi import KSIVIApproximator, expectation, importance_sample
 from skksivi.families._weights import weighted_draws
-from skksivi.judge._numbers import Numbers
+from skksivi.judge import Numbers
 from skksivi.score._target import compared_score
 from skksivi.targets import Target
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sklearn.base import BaseEstimator
 
 from skksivi._utils.arrays import check_function
-from skksivi._utils.numbers import lies_between
+from skksivi._utils.checks import lies_between
 
 __all__ = ["BRIDGES", "Cosine", "Geometric", "Linear"]
 __dir__ = __all__.copy

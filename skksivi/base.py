@@ -29,8 +29,7 @@ from skksivi._utils.arrays import (
     resolve_device,
     without_graph,
 )
-from skksivi._utils.numbers import check_integer
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import check_integer, warn_caller
 from skksivi._version import DOCUMENTATION
 from skksivi.families._derived import knows_density, mixture_of, trial_draws, unweighted
 from skksivi.families._samplers import CHUNK, HasDensity, Sampler

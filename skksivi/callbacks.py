@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sklearn.utils import check_scalar
 
-from skksivi._utils.numbers import check_integer
+from skksivi._utils.checks import check_integer
 
 if TYPE_CHECKING:
     from sklearn.callback import CallbackContext

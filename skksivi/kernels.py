@@ -25,7 +25,7 @@ from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
 from skksivi._utils.arrays import argmedian
-from skksivi._utils.numbers import lies_between
+from skksivi._utils.checks import lies_between
 
 __all__ = ["IMQ", "KERNELS", "Gaussian", "Kernel", "Laplace", "Riesz", "Tilted"]
 __dir__ = __all__.copy

@@ -18,7 +18,7 @@ from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
 from skksivi._utils.arrays import as_numbers, check_function
-from skksivi._utils.numbers import lies_between
+from skksivi._utils.checks import lies_between
 
 __all__ = ["GaussianMixture", "Normal", "StudentT"]
 __dir__ = __all__.copy

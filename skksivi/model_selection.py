@@ -19,7 +19,7 @@ from sklearn.utils import check_array
 from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, as_tensor, make_seed, resolve_device, without_graph
-from skksivi._utils.numbers import check_integer
+from skksivi._utils.checks import check_integer
 from skksivi.base import BaseApproximator
 from skksivi.families._weights import LEAST_DRAWS
 from skksivi.inference._importance import importance_sample

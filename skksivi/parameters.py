@@ -18,7 +18,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.utils._param_validation import Interval as _Interval
 from sklearn.utils._param_validation import StrOptions
 
-from skksivi._utils.numbers import is_number
+from skksivi._utils.checks import is_number
 
 __all__ = ["Adam", "Bridge", "Checkpoint", "Network", "Pilot", "Plateau", "Scale"]
 __dir__ = __all__.copy

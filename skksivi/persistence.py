@@ -33,11 +33,9 @@ __dir__ = __all__.copy
 
 Estimator = BaseApproximator | KSIVIRegressor | KSIVIClassifier | AmortizedKSIVI
 
-#: A parameter of the machine rather than the fit: an untrusted file must not decide where a later fit writes.
-LOCAL = "checkpoint"
-
-#: Learned attributes that the rest does not need.
-LEFT_OUT = {"approximator_", "target_"}
+#: Learned attributes that the rest does not need, and a parameter of the machine: an untrusted file must not decide
+#: where a later fit writes.
+LEFT_OUT = {"approximator_", "target_", "checkpoint"}
 
 #: Learned attributes whose names do not end in an underscore.
 PRIVATE = {
@@ -57,7 +55,7 @@ def _parts(est: Estimator) -> dict[str, object]:
     learned = {name: value for name, value in vars(est).items() if _is_learned(name)}
     parts = {**est.get_params(deep=False), **learned}
     own = {name for name in ("kernel_", "mixing_") if name in parts and not _is_known(parts[name])}
-    return {name: value for name, value in parts.items() if name not in {LOCAL, *LEFT_OUT, *shown, *own}}
+    return {name: value for name, value in parts.items() if name not in {*LEFT_OUT, *shown, *own}}
 
 
 def _is_known(value: object) -> bool:

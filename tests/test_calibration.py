@@ -11,7 +11,7 @@ from joblib import parallel_config
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
-from skksivi._utils.ranks import counts_below, coverage, tail_probabilities, uniform_band, uniformity
+from skksivi._utils.monte_carlo import counts_below, coverage, tail_probabilities, uniform_band, uniformity
 from skksivi.baselines import Laplace
 from skksivi.calibration import Calibration, posterior_sbc, sbc
 from skksivi.targets import Target, constrained, from_log_prob, from_score_fn

@@ -11,7 +11,7 @@ from plain_targets import as_score, gaussian, generator, gumbel, gumbel_log_prob
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Affine
 from skksivi.estimators._judge import contradiction
-from skksivi.judge._verdict import THRESHOLDS, Errors
+from skksivi.judge import THRESHOLDS, Errors
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import MAX_RHAT, ChainEnsemble, ChainStates, disagreement, rhat, trajectory, warmed_up
 from skksivi.pilot._importance import N_DRAWS

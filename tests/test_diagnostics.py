@@ -25,7 +25,7 @@ from skksivi.coordinates._whitening import Whitening
 from skksivi.diagnostics import Check
 from skksivi.diagnostics._checks import ends_apart, ends_beyond
 from skksivi.families._density import LogDensity
-from skksivi.judge._verdict import Grade, Verdict
+from skksivi.judge import Grade, Verdict
 from skksivi.parameters import Pilot
 from skksivi.targets import Banana, EightGaussians, GaussianMixture, StudentT, Target, from_log_prob, from_score_fn
 from skksivi.training._run import Fit

@@ -14,7 +14,7 @@ from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
 from skksivi.estimators._start import Start
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron
-from skksivi.judge._verdict import Grade, Verdict
+from skksivi.judge import Grade, Verdict
 from skksivi.kernels import Gaussian
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, StudentTDraws
 from skksivi.parameters import Pilot

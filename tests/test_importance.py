@@ -25,13 +25,12 @@ from skksivi import (
     refine,
     save,
 )
-from skksivi._utils.psis import generalised_pareto, pareto_smoothed
+from skksivi._utils.monte_carlo import generalised_pareto, pareto_smoothed
 from skksivi.baselines import SVGD, Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Refined
 from skksivi.families._weights import N_CHEAP
-from skksivi.judge._numbers import Numbers
-from skksivi.judge._verdict import Errors
+from skksivi.judge import Errors, Numbers
 from skksivi.mixing import StudentT
 from skksivi.targets import Banana, EightGaussians, Funnel, Target, from_log_prob
 

@@ -18,8 +18,7 @@ from skksivi.estimators._judge import of_weights
 from skksivi.families._derived import SCALES, STRETCHES, DefensiveMixture
 from skksivi.families._samplers import Gaussian
 from skksivi.families._weights import importance_weights
-from skksivi.judge._numbers import Numbers, WeightedRows
-from skksivi.judge._verdict import THRESHOLDS, Errors, Grade, Verdict
+from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, WeightedRows
 from skksivi.targets import from_log_prob, from_score_fn
 
 LEVELS = np.array([0.05, 0.5, 0.95])

@@ -32,7 +32,7 @@ from skksivi.annealing import Linear
 from skksivi.estimators._start import Start
 from skksivi.estimators._states import Comparison
 from skksivi.families._layer import LinearSkip
-from skksivi.judge._verdict import Grade, Verdict
+from skksivi.judge import Grade, Verdict
 from skksivi.kernels import IMQ, Gaussian
 from skksivi.mixing import GaussianMixtureDraws, NormalDraws
 from skksivi.parameters import Pilot, Plateau, Scale

@@ -16,7 +16,7 @@ from skksivi.baselines import Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
 from skksivi.inference._modes import metropolis
-from skksivi.judge._verdict import Grade, Verdict
+from skksivi.judge import Grade, Verdict
 from skksivi.parameters import Pilot
 from skksivi.pilot._log_density import Cells, log_prob_in, masses, normalised
 from skksivi.pilot._mode_weights import with_mode_weights

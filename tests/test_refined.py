@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plain_targets import as_score, gaussian, generator, gumbel, gumbel_log_prob, gumbel_score, normal, origin
 from scipy.stats import multivariate_t
 
-from skksivi._utils.control_variates import controlled, stein_features
+from skksivi._utils.monte_carlo import controlled, stein_features
 from skksivi.coordinates._affine import Affine
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._importance import (

@@ -74,7 +74,6 @@ COMMANDS = {
     "benchmarks/reference.py targets": "banana --out references --json references.json",
     "benchmarks/ksd_test.py": "--quick --out ksd_test.json",
     "benchmarks/growth.py": "--quick --out growth.json",
-    "benchmarks/detached.py": "--quick --seeds 1 --out detached.json",
     "benchmarks/posteriors.py": "",
     "benchmarks/training.py": "--quick --seeds 1 --names banana --jobs 1 --out training.json",
     "benchmarks/shapes.py": "--quick --out shapes.json",
@@ -84,7 +83,6 @@ COMMANDS = {
     "benchmarks/diagnose.py": "--quick --out diagnose.json",
     "benchmarks/defaults.py": "--names log_gamma --seeds 1 --jobs 1",
     "benchmarks/shards.py": "--quick --cases '1 rank large' --out shards.json",
-    "benchmarks/workers.py": "--quick --out workers.json",
     "benchmarks/speed.py": "--quick --cases waveform --out speed.json",
 }
 #: Those whose weights of modes rest on a pilot.
@@ -426,7 +424,6 @@ STUDIES = [
     ("comparison", "comparison", ["comparison"]),
     ("coverage", "diagnose", ["coverage"]),
     ("defaults", "benchmarks", ["defaults"]),
-    ("detached", "benchmarks", ["detached"]),
     ("diagnose", "diagnose", ["diagnose"]),
     ("frontier", "comparison", ["frontier_methods", "frontier_posteriors"]),
     ("growth", "benchmarks", ["growth"]),
@@ -441,7 +438,6 @@ STUDIES = [
     ("toys", "suites", ["toys"]),
     ("training", "benchmarks", ["training"]),
     ("waveform", "ksivi", ["waveform"]),
-    ("workers", "scaling", ["workers"]),
 ]
 #: The same of those with more than a name to their command.
 PAPER = {

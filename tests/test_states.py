@@ -14,7 +14,7 @@ from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Identity
 from skksivi.estimators._judge import better, remedy_of
 from skksivi.estimators._states import WhenGood, recentred, remark_of
-from skksivi.judge._verdict import Errors, Grade, Verdict
+from skksivi.judge import Errors, Grade, Verdict
 from skksivi.training._guard import Departure, Watch, Worsening
 from skksivi.training._run import Fit
 

@@ -14,7 +14,7 @@ from scipy import optimize, special, stats
 from skksivi import summary
 from skksivi.baselines import SVGD, Laplace
 from skksivi.inference._summary import _cell
-from skksivi.judge._verdict import Grade, Verdict
+from skksivi.judge import Grade, Verdict
 from skksivi.targets import Banana, Target, constrained, from_log_prob
 
 LEVELS = (0.05, 0.5, 0.95)

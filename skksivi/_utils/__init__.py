@@ -1,1 +1,1 @@
-"""What every layer uses: arrays, numbers, warnings, lazy imports, files, control variates and Pareto smoothing."""
+"""What every layer uses: arrays, checks and warnings, lazy imports, files, statistics of draws."""

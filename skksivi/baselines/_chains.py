@@ -12,8 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._utils.numbers import is_number
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import is_number, warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._points import Started, density_in_u, find_start, ratio_in_u
 from skksivi.coordinates import Whitening, score_for_training

@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from skksivi._utils.arrays import RandomState
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import warn_caller
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._points import Descending, set_gradient
 from skksivi.coordinates import Affine, Coordinates, score_for_training, starting_points

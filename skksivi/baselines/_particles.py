@@ -12,7 +12,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import warn_caller
 from skksivi.base import Constraints, Interval, Real, StrOptions
 from skksivi.baselines._points import (
     RADIAL,

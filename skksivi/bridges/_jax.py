@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skksivi._utils.arrays import as_array
-from skksivi._utils.numbers import check_integer
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import check_integer, warn_caller
 from skksivi.bridges._foreign import (
     ForeignTarget,
     ModelPairs,

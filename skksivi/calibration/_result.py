@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from skksivi._utils.codec import write
-from skksivi._utils.ranks import counts_below, uniform_band, uniformity
+from skksivi._utils.monte_carlo import counts_below, uniform_band, uniformity
 from skksivi._utils.tables import html_table
 from skksivi.plotting import CalibrationDisplay
 
@@ -76,10 +76,6 @@ class Record:
         if self.path is not None:
             document = {"seed": self.seed, "settings": self.settings, "ranks": self.ranks}
             write(self.path, json.dumps(document).encode())
-
-
-#: p-value of a quantity, times their number, below which a report says what is wrong with its draws.
-NOTABLE = 0.05
 
 
 class Failure(NamedTuple):
@@ -190,9 +186,9 @@ class Calibration:
         return f"{len(self.ranks)} replications, {self.n_draws} draws of each fit{failed}: p = {self.p_value:.2g}"
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        """Return the name, the p-value and what is wrong with the draws of each quantity."""
+        """Return the name, p-value and, where it is below 5% over their number, the fault of each quantity."""
         return [
-            (name, f"{p:.2g}", _shape(ranks, self.n_draws) if p * len(self.names) < NOTABLE else "")
+            (name, f"{p:.2g}", _shape(ranks, self.n_draws) if p * len(self.names) < 0.05 else "")
             for name, p, ranks in zip(self.names, self.p_values, self.ranks.T, strict=True)
         ]
 

@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import clone
 
 from skksivi._utils.arrays import RandomState, make_seed, without_graph
-from skksivi._utils.numbers import check_integer
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import check_integer, warn_caller
 from skksivi.base import BaseApproximator, check_fit
 from skksivi.calibration._replication import CallError, Fits, Parameters, Problem, Simulated, flat, replicate, streams
 from skksivi.calibration._result import Calibration, Failure, Record

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import warn_caller
 from skksivi.score._score import STEPS, Score, ScoreFunction
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from skksivi._utils.arrays import as_numbers, as_tensor
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._curved import Coordinates
-from skksivi.judge._verdict import Verdict
+from skksivi.judge import Verdict
 from skksivi.parameters import Init, Pilot, Whiten
 
 #: What finds the map where no chains do.

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from sklearn.utils import Bunch, check_scalar
 
-from skksivi._utils.numbers import check_integer, check_number
+from skksivi._utils.checks import check_integer, check_number
 
 #: The present addresses of the UCI repository, and the old ones that it still serves.
 UCI = "https://archive.ics.uci.edu/static/public"

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from skksivi._utils.numbers import check_integer
+from skksivi._utils.checks import check_integer
 from skksivi.datasets._base import OLD_UCI, UCI, Options, Recipe, fetch
 
 #: The splits of the paper: a tenth for the test, by this seed.

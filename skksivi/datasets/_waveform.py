@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils import Bunch, check_random_state, check_scalar
 
-from skksivi._utils.numbers import check_integer
+from skksivi._utils.checks import check_integer
 from skksivi.datasets._base import OLD_UCI, UCI, Options, Recipe, fetch, load_descr
 
 _POSITIONS = np.arange(1, 22)

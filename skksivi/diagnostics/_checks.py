@@ -13,7 +13,7 @@ from scipy.stats import betabinom, norm
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
-from skksivi._utils.psis import most_trusted
+from skksivi._utils.monte_carlo import most_trusted
 from skksivi.coordinates._affine import Affine
 from skksivi.diagnostics._geometry import N_SE, RUN_AWAY, Geometry, View, judged, middle
 from skksivi.diagnostics._report import STEIN_VARIANCES, Check
@@ -21,8 +21,7 @@ from skksivi.estimators._judge import of_weights
 from skksivi.families._derived import knows_density, unweighted
 from skksivi.families._samplers import Chains
 from skksivi.families._weights import LEAST_EFFECTIVE, MOST_LEFT_OUT, ImportanceSample, importance_weights
-from skksivi.judge._numbers import WeightedRows
-from skksivi.judge._verdict import THRESHOLDS
+from skksivi.judge import THRESHOLDS, WeightedRows
 from skksivi.metrics import ksd_test
 from skksivi.pilot._log_density import Cells
 from skksivi.pilot._mixture import gaussian_of

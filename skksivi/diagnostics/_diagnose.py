@@ -12,7 +12,7 @@ import math
 import torch
 
 from skksivi._utils.arrays import RandomState, as_array, make_seed, resolve_device
-from skksivi._utils.numbers import check_integer
+from skksivi._utils.checks import check_integer
 from skksivi.base import BaseApproximator, check_finite, check_fit
 from skksivi.diagnostics._checks import (
     check_chains,

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 
+from skksivi._utils.checks import warn_caller
 from skksivi._utils.codec import Kind, Kinds, kind_of, pack, read, unpack, write
-from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, Identity, LowRank
 from skksivi.coordinates._marginals import Marginals, Quantiles
 from skksivi.coordinates._warp import Level, Warp
@@ -23,7 +23,7 @@ from skksivi.estimators._start import Past, Start
 from skksivi.estimators._trained import F
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import Constant, LinearSkip, MultilayerPerceptron, Residual, SemiImplicit
-from skksivi.judge._verdict import Errors, Grade, Verdict
+from skksivi.judge import Errors, Grade, Verdict
 from skksivi.mixing import AtomDraws, Bootstrap, GaussianMixtureDraws, NormalDraws, StudentTDraws
 from skksivi.parameters import Checkpoint, checked_object
 from skksivi.score._score import DifferentiableScore, Score

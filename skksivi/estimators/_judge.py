@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
-from skksivi._utils.psis import pareto_smoothed, systematic_rows
+from skksivi._utils.monte_carlo import pareto_smoothed, systematic_rows
 from skksivi.coordinates._affine import Affine, Identity
 from skksivi.coordinates._whitening import LONG_CHAINS, Whitening
 from skksivi.families._derived import knows_density
 from skksivi.families._samplers import Layer, Layers, Sampler
 from skksivi.families._weights import ImportanceSample, weighted_draws
-from skksivi.judge._numbers import Numbers, WeightedRows
-from skksivi.judge._verdict import THRESHOLDS, Errors, Grade, Verdict, words_of
+from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, WeightedRows, words_of
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
 from skksivi.score._score import Score

@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, as_array
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates import Whitening, score_for_training
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
@@ -28,7 +28,7 @@ from skksivi.estimators._states import Comparison, SamplerOf, WhenGood, allows_m
 from skksivi.estimators._trained import F, Trained
 from skksivi.families._layer import Drawn, Family
 from skksivi.families._samplers import Layer, OfFamily, Sampler, WhitenedSampler
-from skksivi.judge._verdict import Grade, Verdict
+from skksivi.judge import Grade, Verdict
 from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, MixingLike
 from skksivi.parameters import (

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import warn_caller
 from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions
 from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._ksd import SteinTrained, objective_of

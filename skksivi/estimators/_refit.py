@@ -10,7 +10,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from skksivi._utils.psis import systematic_rows
+from skksivi._utils.monte_carlo import systematic_rows
 from skksivi.coordinates._whitening import Attempt, Whitening
 from skksivi.estimators._judge import Judged, is_better
 from skksivi.estimators._trained import F
@@ -19,7 +19,7 @@ from skksivi.families._derived import sampler_density
 from skksivi.families._layer import SemiImplicit
 from skksivi.families._samplers import Sampler
 from skksivi.families._weights import ImportanceSample, weighted_draws
-from skksivi.judge._verdict import THRESHOLDS
+from skksivi.judge import THRESHOLDS
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._importance import LEAST_POINTS, Plan, fitted, refined_pilot
 from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._utils.control_variates import controlled, stein_features
+from skksivi._utils.monte_carlo import controlled, stein_features
 from skksivi.coordinates._affine import AffineMap, Identity
 from skksivi.estimators._fingerprint import answers_at
 from skksivi.estimators._judge import surely_good

@@ -12,13 +12,13 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import warn_caller
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._whitening import Whitening, check_start, points_near_target
 from skksivi.estimators._judge import contradiction, remedy_of
 from skksivi.families._samplers import Sampler
-from skksivi.judge._verdict import Grade, Verdict
+from skksivi.judge import Grade, Verdict
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
 from skksivi.pilot._pilot import MAX_POINTS, N_EXPECTED, RULES, check_stages
 from skksivi.pilot._points import PilotPoints

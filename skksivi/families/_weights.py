@@ -13,14 +13,14 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
-from skksivi._utils.psis import most_trusted, pareto_smoothed, standard_error
+from skksivi._utils.monte_carlo import most_trusted, pareto_smoothed, standard_error
 from skksivi._utils.tables import html_table
 from skksivi.coordinates._lines import in_panels, log_ratio
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._density import N_DRAWS, LogDensity
 from skksivi.families._derived import DefensiveMixture, asks_for_score, knows_density, sampler_density
 from skksivi.families._samplers import Layer, Layers, Sampler
-from skksivi.judge._numbers import WeightedRows
+from skksivi.judge import WeightedRows
 from skksivi.pilot._log_density import log_density, origin_of
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.score._score import Score, ScoreFunction

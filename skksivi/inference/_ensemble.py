@@ -14,9 +14,8 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, as_array, as_tensor, make_rng, make_seed, resolve_device
-from skksivi._utils.numbers import check_integer
-from skksivi._utils.psis import most_trusted
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import check_integer, warn_caller
+from skksivi._utils.monte_carlo import most_trusted
 from skksivi.base import BaseApproximator, check_approximator
 from skksivi.families._derived import Pooled, knows_density
 from skksivi.families._weights import LEAST_DRAWS, MOST_LEFT_OUT, Estimate, ImportanceSample, importance_weights

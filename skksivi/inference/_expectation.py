@@ -20,9 +20,8 @@ from skksivi._utils.arrays import (
     make_seed,
     resolve_device,
 )
-from skksivi._utils.control_variates import N_FOLDS, N_OF_EACH, cross_fitted, second_order
-from skksivi._utils.numbers import check_integer
-from skksivi._utils.psis import pareto_smoothed, standard_error
+from skksivi._utils.checks import check_integer
+from skksivi._utils.monte_carlo import N_FOLDS, N_OF_EACH, cross_fitted, pareto_smoothed, second_order, standard_error
 from skksivi.base import BaseApproximator, check_finite, check_fit
 from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.families._derived import Reweighted, knows_density, unweighted

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from skksivi._utils.arrays import RandomState, make_seed, resolve_device
-from skksivi._utils.numbers import check_integer
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import check_integer, warn_caller
 from skksivi.base import BaseApproximator, check_finite, check_fit, without_density
 from skksivi.families._derived import DefensiveMixture, Refined, knows_density
 from skksivi.families._samplers import Sampler

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
 from skksivi._utils.arrays import RandomState, as_array, as_numbers, make_seed, resolve_device
-from skksivi._utils.numbers import check_integer, lies_between
-from skksivi._utils.psis import most_trusted
+from skksivi._utils.checks import check_integer, lies_between
+from skksivi._utils.monte_carlo import most_trusted
 from skksivi._utils.tables import html_table
 from skksivi.base import BaseApproximator, check_finite, check_fit, without_density
 from skksivi.coordinates._whitening import Whitening
@@ -23,8 +23,7 @@ from skksivi.families._derived import Derived, Refined, asks_for_score, knows_de
 from skksivi.families._samplers import Chains, Layers, Particles, Sampler
 from skksivi.families._weights import LEAST_DRAWS, LEAST_EFFECTIVE, MAX_FREE, MOST_LEFT_OUT, N_FREE, ImportanceSample
 from skksivi.inference._importance import importance_draws
-from skksivi.judge._numbers import Numbers
-from skksivi.judge._verdict import THRESHOLDS, Errors, Grade, Verdict, words_of
+from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, words_of
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score

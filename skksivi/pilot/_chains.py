@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import FAR, Affine, LowRank, standard_normal
 from skksivi.coordinates._lines import along_chord
-from skksivi.judge._verdict import THRESHOLDS, Grade, Verdict
+from skksivi.judge import THRESHOLDS, Grade, Verdict
 from skksivi.pilot._importance import (
     BatchedDraws,
     fitted,

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array, as_tensor
-from skksivi._utils.control_variates import controlled, second_order, stein_features
-from skksivi._utils.psis import pareto_smoothed, systematic_rows
+from skksivi._utils.monte_carlo import controlled, pareto_smoothed, second_order, stein_features, systematic_rows
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import checked_density, kronrod, lobatto, lobatto_nodes
-from skksivi.judge._verdict import THRESHOLDS, Grade, Verdict
+from skksivi.judge import THRESHOLDS, Grade, Verdict
 from skksivi.mixing import GaussianMixtureDraws, log_student
 from skksivi.pilot._faults import look_for_jump
 from skksivi.pilot._mixture import Components, covariance_root, fitted_mixture, score_matched

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, standard_normal
-from skksivi.judge._verdict import THRESHOLDS, Grade
+from skksivi.judge import THRESHOLDS, Grade
 from skksivi.pilot._chains import ChainEnsemble, Refine, as_they_are
 from skksivi.pilot._importance import (
     PLAIN,
@@ -280,10 +280,6 @@ def mix(pilots: Sequence[PilotPoints], weights: Tensor, errors: Tensor) -> Pilot
 # Modes that are images of each other
 
 
-#: The most maps of a group, the factorial of four labels.
-MOST_MAPS = 24
-
-
 class SymmetryGroup(NamedTuple):
     """Maps that leave a target as it is: the identity, then one after another a symmetry after a map before it.
 
@@ -306,7 +302,7 @@ class SymmetryGroup(NamedTuple):
                 if not any(torch.allclose(new, other, rtol=1e-6, atol=1e-8) for other in found):
                     steps.append((k, g))
                     found.append(new)
-                if len(found) > MOST_MAPS:
+                if len(found) > 24:  # the factorial of four labels
                     return None
         return cls(steps)
 

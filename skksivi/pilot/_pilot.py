@@ -36,10 +36,10 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi._utils.arrays import listed
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import warn_caller
 from skksivi.coordinates._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.coordinates._whitening import GIVEN, MATCHED, Whitening, map_of_pair, starting_points
-from skksivi.judge._verdict import Grade
+from skksivi.judge import Grade
 from skksivi.parameters import Init, Pilot, Whiten, chains_of
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_WARM, surrounding, underdamped_pilot
 from skksivi.pilot._mixture import MOST_FEATURES, batch_and_match

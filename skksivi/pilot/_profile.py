@@ -29,7 +29,7 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, Plane, WhitenedScore
 from skksivi.coordinates._lines import log_ratio
-from skksivi.judge._verdict import THRESHOLDS
+from skksivi.judge import THRESHOLDS
 from skksivi.pilot._importance import PLAIN, Heights, pilot_of_mixture, pilot_with, plain_moments, resampled
 from skksivi.pilot._mixture import Components, gaussian_of
 from skksivi.pilot._newton import MAX_STEPS, is_spike, search_modes

@@ -15,11 +15,11 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import warn_caller
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._marginals import fitted_marginals
 from skksivi.coordinates._whitening import LONG_CHAINS, Attempt
-from skksivi.judge._verdict import THRESHOLDS, Grade, Verdict
+from skksivi.judge import THRESHOLDS, Grade, Verdict
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble, Refine, as_they_are
 from skksivi.pilot._faults import fault_of_noise, look_for_jump, over_noise

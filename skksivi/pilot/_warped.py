@@ -12,7 +12,7 @@ from torch import Tensor
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._warp import Warp
 from skksivi.coordinates._warp_fit import fitted_warp, reshaped
-from skksivi.judge._verdict import THRESHOLDS, Grade
+from skksivi.judge import THRESHOLDS, Grade
 from skksivi.pilot._chains import N_CHAINS, N_OF_GAUSSIAN, ChainEnsemble
 from skksivi.pilot._importance import PLAIN, BatchedDraws, pilot_of_mixture, refined_pilot
 from skksivi.pilot._mixture import gaussian_of

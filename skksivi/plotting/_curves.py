@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_scalar
 
-from skksivi._utils.numbers import check_integer
-from skksivi._utils.ranks import check_ranks, counts_below, uniform_band
+from skksivi._utils.checks import check_integer
+from skksivi._utils.monte_carlo import check_ranks, counts_below, uniform_band
 from skksivi.base import BaseApproximator, check_fit, loss_label
 from skksivi.plotting._base import COLOURS, FAINT, own_axes
 

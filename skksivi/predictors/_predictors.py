@@ -30,7 +30,7 @@ from skksivi._utils.arrays import (
     make_rng,
     make_seed,
 )
-from skksivi._utils.numbers import check_integer
+from skksivi._utils.checks import check_integer
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators import KSIVIApproximator

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import warn_caller
 from skksivi.score._score import Score, ScoreFunction
 
 #: Features up to which directions other than the coordinates are searched; a decomposition costs O(d^3).

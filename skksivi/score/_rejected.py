@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import warn_caller
 from skksivi.score._tally import Tally
 
 Result = TypeVar("Result")

@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._utils.arrays import DTYPES, as_array, as_tensor, resolve_device
-from skksivi._utils.numbers import check_integer
-from skksivi._utils.warnings import warn_caller
+from skksivi._utils.checks import check_integer, warn_caller
 from skksivi.score._bounds import doubt_of
 from skksivi.score._probe import doubt_of_sign, resolve
 from skksivi.score._rejected import in_parts

@@ -17,7 +17,7 @@ from joblib import Parallel, delayed, parallel_config
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array, as_tensor
-from skksivi._utils.numbers import check_integer, check_number
+from skksivi._utils.checks import check_integer, check_number
 from skksivi.score._score import UntriedScore
 
 

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from skksivi.targets._network import BayesianNeuralNetwork as BayesianNeuralNetwork
     from skksivi.targets._network import log_normal_mixture as log_normal_mixture
     from skksivi.targets._network import outputs_of_networks as outputs_of_networks
-    from skksivi.targets._shapes import Funnel as Funnel
-    from skksivi.targets._shapes import ManyWell as ManyWell
-    from skksivi.targets._shapes import Rosenbrock as Rosenbrock
     from skksivi.targets._sharded import Sharded as Sharded
     from skksivi.targets._toy import Banana as Banana
     from skksivi.targets._toy import EightGaussians as EightGaussians
+    from skksivi.targets._toy import Funnel as Funnel
     from skksivi.targets._toy import GaussianMixture as GaussianMixture
+    from skksivi.targets._toy import ManyWell as ManyWell
     from skksivi.targets._toy import Multimodal as Multimodal
+    from skksivi.targets._toy import Rosenbrock as Rosenbrock
     from skksivi.targets._toy import StudentT as StudentT
     from skksivi.targets._toy import XShaped as XShaped
 else:
@@ -66,7 +66,9 @@ else:
                 "StochasticVolatility",
             ],
             "_network": ["BayesianNeuralNetwork", "log_normal_mixture", "outputs_of_networks"],
-            "_shapes": ["Funnel", "ManyWell", "Rosenbrock"],
-            "_toy": ["Banana", "EightGaussians", "GaussianMixture", "Multimodal", "StudentT", "XShaped"],
+            "_toy": [
+                "Banana", "EightGaussians", "Funnel", "GaussianMixture", "ManyWell", "Multimodal", "Rosenbrock", "StudentT",
+                "XShaped",
+            ],
         },
     )  # fmt: skip

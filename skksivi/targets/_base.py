@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
-from skksivi._utils.numbers import check_integer
+from skksivi._utils.checks import check_integer
 from skksivi.score import ByWorkers, HasLogProb, ScoreFunction, ScoreWithProduct, UntriedScore, autograd_pullback
 
 #: Maps points and rows of the data, both tensors or both arrays, to scores.

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import StickBreakingTransform, Transform, biject_to, constraints
 
 from skksivi._utils.arrays import as_array, as_tensor
-from skksivi._utils.numbers import check_integer
+from skksivi._utils.checks import check_integer
 from skksivi.targets._named import NamedPairs, NamedTarget, coordinate_names
 
 #: Where a parameter lives: the name of a support, or a tuple of the name, its bounds and the shape of the parameter.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from skksivi._utils.numbers import check_integer
+from skksivi._utils.checks import check_integer
 from skksivi.targets._base import Target
 
 

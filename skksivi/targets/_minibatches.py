@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._utils.numbers import check_integer
+from skksivi._utils.checks import check_integer
 from skksivi.score import ScoreFunction, ScoreWithProduct
 from skksivi.targets._base import (
     Blocks,

@@ -13,7 +13,7 @@ from sklearn.utils import check_array
 from torch import Tensor
 
 from skksivi._utils.arrays import without_graph
-from skksivi._utils.numbers import check_integer
+from skksivi._utils.checks import check_integer
 from skksivi.targets._base import Target
 
 

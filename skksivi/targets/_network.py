@@ -13,7 +13,7 @@ from sklearn.utils import check_array, check_X_y
 from torch import Tensor
 
 from skksivi._utils.arrays import as_tensor, check_sample_weight, location_and_scale
-from skksivi._utils.numbers import check_integer
+from skksivi._utils.checks import check_integer
 from skksivi.targets._base import Target, check_hyperprior, check_positive
 
 #: Hidden units, of all rows and draws, that are worked on at a time: few enough for a cache.

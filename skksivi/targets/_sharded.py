@@ -26,9 +26,6 @@ from skksivi.targets._base import Summed, Target, log_prob_of, numbers_of, prior
 #: the others expect would end a process. What does not fit follows in a second.
 FIRST, HEAD = 8192, 3
 
-#: Bits of a checksum of points: its square, summed over ranks, is exact in float64.
-BITS = 20
-
 #: Seconds in which a rank that is not lost says so.
 PATIENCE = 1.0
 
@@ -170,7 +167,7 @@ class Ranks:
             numbers = own().reshape(-1).to(self.device, torch.float64)
         except Exception as raised:
             error, numbers = raised, torch.zeros(n, dtype=torch.float64, device=self.device)
-        c = float(_checksum(points, n) >> (32 - BITS))
+        c = float(_checksum(points, n) >> 12)  # twenty bits: its square, summed over ranks, is exact in float64
         head = numbers.new_tensor([float(error is not None), c, c * c])
         first = numbers.new_zeros(FIRST)
         first[:HEAD] = head

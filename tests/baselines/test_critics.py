@@ -13,7 +13,7 @@ from skksivi.baselines import HSIVISM, SIFG, SIVISM, _critics
 from skksivi.baselines._critics import Critics, NoisyPoints, fisher_bound
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._layer import MultilayerPerceptron
-from skksivi.judge._verdict import Grade, Verdict
+from skksivi.judge import Grade, Verdict
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam
 from skksivi.pilot._pilot import find_whitening

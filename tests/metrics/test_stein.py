@@ -12,7 +12,8 @@ from plain_targets import normal_array, pushed
 
 from skksivi._utils.arrays import make_generator
 from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz, Tilted
-from skksivi.metrics import _stein, ksd, ksd_test
+from skksivi import metrics
+from skksivi.metrics import ksd, ksd_test
 from skksivi.stein import _discrepancy
 from skksivi.stein._discrepancy import FixedKernelKSD, stein_kernel
 from skksivi.targets import Banana, from_log_prob
@@ -114,7 +115,7 @@ def plain_test(X, score_fn, signs):
 def test_ksd_test_is_its_formula(n, d, seed):
     X = normal_array(n, d, seed=seed)
     test = ksd_test(X, cubic_score, n_bootstrap=50, random_state=seed)
-    signs = _stein._random_signs(n, 51, 0.5, make_generator(seed)).numpy()
+    signs = metrics._random_signs(n, 51, 0.5, make_generator(seed)).numpy()
     signs[:, 0] = 1
     assert test == pytest.approx(plain_test(X, cubic_score, signs), rel=1e-6)
     assert test.statistic == pytest.approx(ksd(X, cubic_score), rel=1e-9)
@@ -199,7 +200,7 @@ def test_signs_that_hold_on_allow_for_a_chain():
 
 @pytest.mark.parametrize("flip_probability", [0.5, 0.1])
 def test_signs_flip_as_often_as_asked(flip_probability):
-    w = _stein._random_signs(200, 300, flip_probability, make_generator(0)).numpy()
+    w = metrics._random_signs(200, 300, flip_probability, make_generator(0)).numpy()
     assert (np.abs(w) == 1).all()
     flips = w[1:] != w[:-1]
     assert abs(flips.mean() - flip_probability) < 4 * math.sqrt(flip_probability / flips.size)

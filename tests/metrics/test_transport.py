@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import normal_array
 
-from skksivi.metrics import _samples, sliced_wasserstein, wasserstein_in_box
+from skksivi import metrics
+from skksivi.metrics import sliced_wasserstein, wasserstein_in_box
 
 SEEDS, SIZES, DIMENSIONS = st.integers(0, 10**6), st.integers(2, 40), st.integers(1, 4)
 
@@ -40,7 +41,7 @@ def test_sliced_wasserstein_repeats_with_its_random_state():
 def test_chunks_of_projections_do_not_matter(monkeypatch, chunk):
     X, Y = normal_array(30, 3), normal_array(20, 3, seed=1)
     expected = sliced_wasserstein(X, Y, n_projections=50, random_state=0)
-    monkeypatch.setattr(_samples, "CHUNK", chunk)
+    monkeypatch.setattr(metrics, "CHUNK", chunk)
     assert sliced_wasserstein(X, Y, n_projections=50, random_state=0) == pytest.approx(expected, rel=1e-12)
 
 

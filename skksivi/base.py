@@ -137,7 +137,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
         self._validate_params()
         est = self._resolved()
         est._check_parameters(unwrapped(score_fn, n_features)[1])
-        device = resolve_device(self.device)
+        device = resolve_device(self.device, score_fn)
         seed = make_seed(_of_replicate(score_fn, self.random_state))
         callbacks = self._set_up_callbacks(est, score_fn, n_features)
         wait = LongWait(score_fn) if self.verbose >= 0 else None
@@ -229,7 +229,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
         """Draw from the sampler, which may be given options, in parts."""
         check_is_fitted(self)
         check_integer(n_samples, "n_samples", min_val=0)
-        device = resolve_device(self.device)
+        device = torch.device(self.device_)
         generator = make_generator(self._random_state if random_state is None else random_state, device)
         X = np.empty((n_samples, self.n_features_in_), dtype=self._dtype_of_draws)
         sampler = unweighted(self.sampler_) if options else self.sampler_
@@ -287,7 +287,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
         X = check_array(without_graph(X), dtype=np.float64, input_name="X")
         if X.shape[1] != self.n_features_in_:
             raise ValueError(f"`X` has {X.shape[1]} columns, expected {self.n_features_in_} as in `fit`.")
-        device = resolve_device(self.device)
+        device = torch.device(self.device_)
         with ordinary_mode(device), torch.no_grad():
             sampler = self.sampler_
             if not knows_density(sampler):
@@ -322,7 +322,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
         check_is_fitted(self)
         if not (is_target(X) or callable(X)):
             return float(np.mean(self.score_samples(X)))
-        device = resolve_device(self.device)
+        device = torch.device(self.device_)
         X = on_device(X, device=device)
         score_fn, n_features = unwrapped(X, getattr(X, "n_features", self.n_features_in_))
         if n_features != self.n_features_in_:
@@ -514,6 +514,7 @@ def learned_attributes(fit: Fit, run: Run, dtype: str) -> dict[str, object]:
         **fit.sampler.attributes(),
         **fit.report,
         "n_features_in_": fit.sampler.n_features,
+        "device_": str(run.device),
         **counts(run.tally),
         "_seed": run.seed,
         "_random_state": np.random.RandomState([run.seed, 1]),
@@ -542,7 +543,7 @@ def resolving_dtype(sampler: Sampler, dtype: str, device: torch.device) -> str:
 
 def check_draws(estimator: BaseApproximator) -> None:
     """Raise ValueError unless the draws of a fit are finite; layers are checked without the score."""
-    device = resolve_device(estimator.device)
+    device = torch.device(estimator.device_)
     dtype = DTYPES[vars(estimator)["_dtype_of_draws"]]
     try:
         with ordinary_mode(device), torch.no_grad():

@@ -35,7 +35,7 @@ Estimator = BaseApproximator | KSIVIRegressor | KSIVIClassifier | AmortizedKSIVI
 
 #: Learned attributes that the rest does not need, and a parameter of the machine: an untrusted file must not decide
 #: where a later fit writes.
-LEFT_OUT = {"approximator_", "target_", "checkpoint"}
+LEFT_OUT = {"approximator_", "target_", "checkpoint", "device_"}
 
 #: Learned attributes whose names do not end in an underscore.
 PRIVATE = {
@@ -71,7 +71,8 @@ def _restored(cls: type[Any], **parts: object) -> Estimator:
     if hasattr(est, "device"):
         est.set_params(device=_usable(est.device))
     if hasattr(est, "sampler_"):
-        vars(est).update({**est.sampler_.attributes(), "n_features_in_": est.sampler_.n_features})
+        own = {"n_features_in_": est.sampler_.n_features, "device_": str(resolve_device(est.device))}
+        vars(est).update({**est.sampler_.attributes(), **own})
         check_draws(est)
     return est
 
@@ -212,7 +213,7 @@ def load(
             raise TypeError(f"`score_fn` must be a function of pairs (x, y), got a {type(score_fn).__name__}.")
         est.__dict__["_score_fn"] = score_fn
     elif score_fn is not None and hasattr(est, "sampler_") and asks_for_score(est.sampler_):
-        score = compared_score(score_fn, est.n_features_in_, est.dtype, est.device)
+        score = compared_score(score_fn, est.n_features_in_, est.dtype, est.device_)
         est.sampler_ = with_score(est.sampler_, score)
     return est
 

@@ -84,10 +84,11 @@ def check_function(function: Callable[..., object], name: str, arguments: str) -
         return
 
 
-def resolve_device(device: str | torch.device) -> torch.device:
-    """Turn "auto" or the name of a device into a device that is present on this machine."""
+def resolve_device(device: str | torch.device, target: object = None) -> torch.device:
+    """Turn the name of a device into one that is present; "auto" is where a target has its tensors, or the CPU."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        tensors = (x for x in getattr(target, "__dict__", {}).values() if isinstance(x, Tensor))
+        return next((x.device for x in tensors if x.is_floating_point()), torch.device("cpu"))
     try:
         resolved = torch.device(device)
         torch.empty(0, device=resolved)

@@ -176,7 +176,7 @@ class MALA(ChainApproximator):
     init : array-like of shape (n_chains, n_features), default=None
         States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" uses a GPU if there is one.
+        Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws; float32 rounds differences of log p.
     random_state : int, RandomState or None, default=None
@@ -340,7 +340,7 @@ class SGLD(ChainApproximator):
     init : array-like of shape (n_chains, n_features), default=None
         States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" uses a GPU if there is one.
+        Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws.
     random_state : int, RandomState or None, default=None

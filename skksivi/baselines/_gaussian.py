@@ -62,7 +62,7 @@ class Laplace(FromMode):
     init : array-like of shape (n_features,), default=None
         Where the mode search starts; None means the origin.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" uses a GPU if there is one.
+        Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
         Type of the draws.
     random_state : int, RandomState or None, default=None
@@ -251,7 +251,7 @@ class MeanFieldVI(Ascending):
     init : array-like of shape (n_features,), default=None
         Where the mode search starts, at which the fit starts; None means the origin.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" uses a GPU if there is one.
+        Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws.
     random_state : int, RandomState or None, default=None
@@ -318,7 +318,7 @@ class FullRankVI(Ascending):
     init : array-like of shape (n_features,), default=None
         Where the mode search starts, at which the fit starts; None means the origin.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" uses a GPU if there is one.
+        Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws.
     random_state : int, RandomState or None, default=None
@@ -378,7 +378,7 @@ class BatchAndMatch(FromMode):
     init : array-like of shape (n_features,), default=None
         Where the mode search starts, at which the fit starts; None means the origin.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" uses a GPU if there is one.
+        Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
         Type of the draws; the fit is in float64.
     random_state : int, RandomState or None, default=None

@@ -98,7 +98,7 @@ class SVGD(Descending, Particled):
     init : array-like of shape (n, n_features), default=None
         Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" uses a GPU if there is one.
+        Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws.
     random_state : int, RandomState or None, default=None
@@ -261,7 +261,7 @@ class KSDDescent(Descending, Particled):
     init : array-like of shape (n, n_features), default=None
         Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" uses a GPU if there is one.
+        Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws.
     random_state : int, RandomState or None, default=None
@@ -500,7 +500,7 @@ class MIED(Descending, Particled):
     init : array-like of shape (n, n_features), default=None
         Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" uses a GPU if there is one.
+        Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws.
     random_state : int, RandomState or None, default=None

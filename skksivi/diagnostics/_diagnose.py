@@ -161,9 +161,9 @@ def diagnose(
     """
     check_fit(est, target)
     check_integer(n_samples, "n_samples", min_val=100)
-    device, seed = resolve_device(est.device), make_seed(random_state)
+    device, seed = resolve_device(est.device_), make_seed(random_state)
     with ordinary_mode(device), torch.no_grad():
-        score = compared_score(target, est.n_features_in_, est.dtype, est.device)
+        score = compared_score(target, est.n_features_in_, est.dtype, est.device_)
         generator = torch.Generator(device).manual_seed(seed)
         X = est.sample(_n_draws(unweighted(est.sampler_), n_samples), seed)
         x = torch.as_tensor(X, dtype=torch.float64, device=device)

@@ -121,7 +121,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     warm_start : bool, default=False
         Whether `fit` continues from the layers and the whitening of the last fit; the optimiser restarts.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" uses a GPU if there is one.
+        Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float32"
         Precision of the training and of the draws.
     random_state : int, RandomState or None, default=None

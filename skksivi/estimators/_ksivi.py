@@ -131,7 +131,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         Whether `fit` continues from the family and the whitening of the last fit, regardless of the parameters that
         define them; the optimiser restarts, without the moment penalty of the pilot.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" uses a GPU if there is one.
+        Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float32"
         Precision of the training and of the draws.
     random_state : int, RandomState or None, default=None

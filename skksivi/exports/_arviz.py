@@ -175,7 +175,7 @@ class Drawn:
     X: np.ndarray
 
     def __post_init__(self) -> None:
-        device = resolve_device(self.est.device)
+        device = resolve_device(self.est.device_)
         self.x = torch.as_tensor(self.X, dtype=torch.float64, device=device)
         if isinstance(self.target, Target):
             self.target = self.target.to(device=device, dtype=torch.float64)

@@ -185,7 +185,7 @@ def ensemble(
         raise RuntimeError(f"None of the {n_fits} fits succeeded. {_reasons(failures)}")
     if failures:
         warn_caller(f"{len(failures)} of {n_fits} fits failed and are left out. {_reasons(failures)}")
-    equal = torch.full((len(members),), 1 / len(members), dtype=torch.float64, device=resolve_device(est.device))
+    equal = torch.full((len(members),), 1 / len(members), dtype=torch.float64, device=resolve_device(est.device_))
     weights, elbo, log_z = equal, None, None
     if pooling == "evidence":
         pool = Pooled(tuple(member.sampler_ for member in members), equal)
@@ -237,9 +237,9 @@ def _by_evidence(
     """Return the weights of the fits in a pool of equal weights, the ELBO of each and the log evidence."""
     if not knows_density(pool):
         raise TypeError("`pooling` is 'evidence', but the fits have no density; set pooling='equal'.")
-    device = resolve_device(pooled.device)
+    device = resolve_device(pooled.device_)
     with ordinary_mode(device), torch.no_grad():
-        score = compared_score(target, pooled.n_features_in_, pooled.dtype, pooled.device)
+        score = compared_score(target, pooled.n_features_in_, pooled.dtype, pooled.device_)
         x = as_tensor(pooled.sample(n_samples, seed), dtype=torch.float64, device=device)
         try:
             sample = importance_weights(pool, score, x, seed)

@@ -198,7 +198,9 @@ def expectation(
         check_function(f, "f", "X")
     if isinstance(est, BaseApproximator | type) or hasattr(est, "fit") or is_target(est) or callable(est):
         check_fit(est, target)
-    device = resolve_device(est.device if isinstance(est, BaseApproximator | Tensor) else "cpu")
+    device = resolve_device(
+        est.device_ if isinstance(est, BaseApproximator) else est.device if isinstance(est, Tensor) else "cpu"
+    )
     with ordinary_mode(device), torch.no_grad():
         if isinstance(est, BaseApproximator):
             draws = _of_fit(est, cast("Target", target), n_samples, random_state)
@@ -229,7 +231,7 @@ def _values(f: Callable[[Any], ArrayLike | Tensor] | None, X: np.ndarray | Tenso
 def _of_fit(est: BaseApproximator, target: Target, n_samples: int, random_state: RandomState) -> WeightedDraws:
     """Return draws of a fit, with their scores; weighted, if its density allows."""
     check_integer(n_samples, "n_samples", min_val=LEAST)
-    score = compared_score(target, est.n_features_in_, est.dtype, est.device)
+    score = compared_score(target, est.n_features_in_, est.dtype, est.device_)
     fit, seed, has_density = unweighted(est.sampler_), make_seed(random_state), knows_density(est.sampler_)
     if isinstance(fit, Chains):
         X = _thinned(fit.x, n_samples)

@@ -104,9 +104,9 @@ def importance_draws(
     """Return the score of a target, for float64 points, and draws, a share of a fit, with weights by it."""
     check_fit(est, target)
     check_integer(n_samples, "n_samples", min_val=LEAST_DRAWS)
-    device = resolve_device(est.device)
+    device = resolve_device(est.device_)
     with ordinary_mode(device), torch.no_grad():
-        score = compared_score(target, est.n_features_in_, est.dtype, est.device)
+        score = compared_score(target, est.n_features_in_, est.dtype, est.device_)
         if not knows_density(est.sampler_):
             raise TypeError(f"{without_density(est)}, so its draws have no weights; use one that has.")
         seed = make_seed(random_state)

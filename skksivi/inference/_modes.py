@@ -101,10 +101,10 @@ def modes(
     array([0.5, 0.5])
     """
     check_fit(est, target)
-    device = resolve_device(est.device)
+    device = resolve_device(est.device_)
     generator = make_generator(random_state, device)
     with ordinary_mode(device), torch.no_grad():
-        score = compared_score(target, est.n_features_in_, est.dtype, est.device)
+        score = compared_score(target, est.n_features_in_, est.dtype, est.device_)
         sampler = unweighted(est.sampler_)
         x = sampler.sample(N_ASSIGNED, generator).to(device, torch.float64)
         check_finite(x, score)

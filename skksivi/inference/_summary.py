@@ -259,8 +259,8 @@ def summary(
         score, sample = importance_draws(est, target, n_samples, random_state)
         draws = sample.draws
     else:
-        with ordinary_mode(resolve_device(est.device)):
-            score = compared_score(target, est.n_features_in_, est.dtype, est.device)
+        with ordinary_mode(resolve_device(est.device_)):
+            score = compared_score(target, est.n_features_in_, est.dtype, est.device_)
         draws = _own_draws(est, n_samples, random_state)
         check_finite(draws, score)
     compared = (0.05, 0.95)  # levels of the quantiles by which a fit is compared with its target

@@ -67,8 +67,8 @@ else:
             ],
             "_network": ["BayesianNeuralNetwork", "log_normal_mixture", "outputs_of_networks"],
             "_toy": [
-                "Banana", "EightGaussians", "Funnel", "GaussianMixture", "ManyWell", "Multimodal", "Rosenbrock", "StudentT",
-                "XShaped",
+                "Banana", "EightGaussians", "Funnel", "GaussianMixture", "ManyWell", "Multimodal", "Rosenbrock",
+                "StudentT", "XShaped",
             ],
         },
     )  # fmt: skip

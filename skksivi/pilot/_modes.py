@@ -248,8 +248,7 @@ def all_modes(
     for _ in range(10):
         n_each = max(4, n_starts // (2 * len(kinds)))
         u = ascended(score_u, torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in kinds)]))
-        new = _new_modes(score_fn, found, u)
-        ended = (len(u), sum(int(_near(a, mode, u).sum()) for a in new))
+        ends, new = u, _new_modes(score_fn, found, u)
         kinds.extend(new)
         found.extend(new)
         check_aperiodic(score_fn, found)
@@ -259,7 +258,9 @@ def all_modes(
         u = mode.whiten(
             torch.cat([scattered(start, n_starts // 4, generator), crossed(found, n_starts // 4, generator)])
         )
-    return ranked(score_fn, found, generator, symmetries)._replace(symmetries=symmetries, ascents=ended, n_looks=n)
+    modes = ranked(score_fn, found, generator, symmetries)
+    ended = sum(int(_near(a, mode, ends).sum()) for a in new if any(a is b for b in modes.maps))
+    return modes._replace(symmetries=symmetries, ascents=(len(ends), ended), n_looks=n)
 
 
 def crossed(modes: Sequence[Affine], n: int, generator: torch.Generator) -> Tensor:

@@ -538,7 +538,7 @@ class WiderSearch:
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         modes = search_around(known.score, known.starts, known.generator, alone=known.alone, n_starts=self.n_starts)
         check_mass(known, modes.maps[0])
-        before, known.modes = known.modes, modes
+        before, known.modes = known.modes, modes._replace(ascents=known.modes.ascents, n_looks=known.modes.n_looks)
         if known.points is None:
             check_resolved(known)
             yield pilot_of_mixture(modes.mixture(), N_OF_GAUSSIAN)

@@ -62,6 +62,8 @@ class Thresholds(NamedTuple):
     astray: float = 20.0
     #: Long chains: the mean square of whitened points before them, of their median.
     far_apart: float = 9.0
+    #: The share of the last ascents that found modes which no others had found, where mass may be at further ones.
+    unseen: float = 0.02
     #: A Gaussian that is the target itself: the divergence of their scores.
     same_score: float = 1e-4
 

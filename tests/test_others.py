@@ -15,14 +15,15 @@ from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.coordinates._affine import Affine
+from skksivi.judge import THRESHOLDS
 from skksivi.pilot._faults import fault_of_jump
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._mode_weights import SymmetryGroup, one_image, one_of_each, with_moments_of
-from skksivi.pilot._modes import ModeMaps, all_modes
+from skksivi.pilot._modes import ModeMaps, all_modes, ridge_of
 from skksivi.pilot._newton import saddle_free_newton
 from skksivi.pilot._symmetries import Exchange, images, symmetries_of
 from skksivi.score._score import STEPS
-from skksivi.targets import GaussianMixture, Target, constrained, from_log_prob
+from skksivi.targets import GaussianMixture, ManyWell, Target, constrained, from_log_prob
 
 
 def unit(d, scale=1.0):
@@ -105,6 +106,42 @@ def test_a_search_that_finds_new_modes_to_its_end_says_so():
     found = all_modes(as_score(p.score_fn, d=5), origin(5), Affine(origin(5), unit(5)), generator())
     n, n_new = found.ascents
     assert n_new / n > 0.05
+    with pytest.warns(ConvergenceWarning, match="the search for modes ended while"):
+        q = KSIVIApproximator(max_iter=50, random_state=0).fit(p.score_fn, n_features=5)
+    assert q.whitening_.unseen > THRESHOLDS.unseen
+    assert not q.verdict_.good
+
+
+def test_wells_along_independent_directions_are_fitted_without_a_list_of_their_modes():
+    """There are 2^8, which the list of modes ends far before."""
+    p = ManyWell(16)
+    q = KSIVIApproximator(random_state=0).fit(p)
+    X, Y = q.sample(20_000), p.sample(20_000, generator()).numpy()
+    assert q.verdict_.good
+    np.testing.assert_allclose(X.mean(0), Y.mean(0), atol=0.06)
+    np.testing.assert_allclose(X.std(0), Y.std(0), rtol=0.05)
+
+
+@pytest.mark.slow
+def test_a_ridge_of_modes_is_fitted():
+    """A sphere of radius 5, where the curvature along it is zero."""
+    p = from_log_prob(lambda x: -2 * (x.norm(dim=1) - 5).square(), n_features=3)
+    q = KSIVIApproximator(random_state=0).fit(p)
+    X = q.sample(20_000)
+    assert q.verdict_.good
+    np.testing.assert_allclose(np.linalg.norm(X, axis=1).mean(), 5.1, atol=0.05)  # (R^3 + 3 R s^2) / (R^2 + s^2)
+    assert (np.abs(X.mean(0)) < 0.3).all()
+
+
+def test_a_ridge_is_told_from_a_mode_of_which_one_direction_is_wide():
+    ring = as_score(lambda x: -4 * (1 - 5 / x.norm(dim=1, keepdim=True)) * x, d=2)
+    mode, _ = saddle_free_newton(ring, torch.tensor([3.0, 1.0]).double())
+    m, L = ridge_of(ring, torch.tensor([[3.0, 1.0]]).double(), mode, generator())
+    assert m.norm() < 2
+    assert 3 < torch.linalg.svdvals(L)[-1] <= torch.linalg.svdvals(L)[0] < 10
+    scales = torch.tensor([1e-6, 1e6]).double()
+    wide = Affine(origin(2), scales.diag())
+    assert ridge_of(as_score(lambda x: -x / scales**2, d=2), origin(2)[None], wide, generator()) is None
 
 
 def test_a_missed_mode_has_a_probability():

@@ -9,7 +9,7 @@ from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Affine
 from skksivi.pilot import _profile as module
 from skksivi.pilot._mixture import Components
-from skksivi.pilot._newton import is_spike, laplace
+from skksivi.pilot._newton import check_mode, is_spike, laplace, search_modes
 from skksivi.pilot._profile import Conditionals, out_of_spike, profile, profiled, what_scales
 from skksivi.targets import Funnel, Target, from_log_prob, from_score_fn
 
@@ -210,3 +210,14 @@ def test_a_gaussian_is_no_spike():
     score = resolved(from_score_fn(lambda x: -x * [1e6, 1, 1, 1], n_features=D))
     mode, _ = laplace(score, A)
     assert not is_spike(mode)
+
+
+def test_a_neck_that_rounding_hides_is_no_direction_without_an_end():
+    """Its mode is at v = -450, where steps of its own scale are below the rounding of v."""
+    target, start = Funnel(101), torch.zeros(101, dtype=torch.float64)
+    score = resolved(target)
+    (mode,), _ = search_modes(score, start[None], 60)
+    assert is_spike(mode)
+    check_mode(score, start, mode)
+    a = what_scales(score, mode)
+    assert a[0].abs() > 0.99

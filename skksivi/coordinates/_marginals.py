@@ -178,12 +178,14 @@ def fitted_marginals(score_fn: Score, mode: Affine, generator: torch.Generator) 
             mode, completed(block), block.shape[1], _functions([radial], stats.chi(block.shape[1]), block)
         )
     axes = independent_directions(score_u, J, generator)
-    curves = [_quantiles_along(score_u, v, generator) for v in axes.mT]
-    kept = [j for j, curve in enumerate(curves) if curve is not None]
+    profiles = ((j, _profile_along(score_u, v, generator)) for j, v in enumerate(axes.mT))
+    kept = {j: profile for j, profile in profiles if profile is not None and profile.quantiles() is not None}
     if not kept:
         return None
-    found = [curve for curve in curves if curve is not None]
-    return Marginals(mode, completed(axes[:, kept]), len(kept), _functions(found, stats.norm, axes))
+    found = [curve for profile in kept.values() if (curve := profile.quantiles()) is not None]
+    if any(map(_jumps, found)):  # over a valley between two modes
+        found = [curve for profile in kept.values() if (curve := profile.quantiles(finer=8)) is not None]
+    return Marginals(mode, completed(axes[:, list(kept)]), len(kept), _functions(found, stats.norm, axes))
 
 
 def products(score_u: DifferentiableScore, u: Tensor, W: Tensor) -> Tensor:
@@ -231,8 +233,8 @@ def independent_directions(score_u: DifferentiableScore, J: Tensor, generator: t
     return found
 
 
-def _quantiles_along(score_u: DifferentiableScore, v: Tensor, generator: torch.Generator) -> np.ndarray | None:
-    """Return the quantiles along a direction v (d,), None if the score along it depends on others."""
+def _profile_along(score_u: DifferentiableScore, v: Tensor, generator: torch.Generator) -> Profile | None:
+    """Return the profile along a direction v (d,), None if the score along it depends on others."""
     unit = 1.0
 
     def slopes(t: Tensor, sign: int = 1) -> Tensor:
@@ -243,8 +245,7 @@ def _quantiles_along(score_u: DifferentiableScore, v: Tensor, generator: torch.G
     steep = torch.maximum(slopes(distances).abs(), slopes(distances, -1).abs()) * distances > 0.5
     unit = 2.0 ** (-4 * int(steep.sum()))  # the curvature at a kink is no unit
     ends = [_end(partial(slopes, sign=sign), v) for sign in (-1, 1)]
-    found = _quantiles(slopes, -ends[0], ends[1], stats.norm, v) if all(ends) else None
-    return None if found is None else unit * found
+    return _profile(slopes, -ends[0], ends[1], stats.norm, v, unit) if all(ends) else None
 
 
 def _of_radius(score_u: DifferentiableScore, V: Tensor, generator: torch.Generator) -> np.ndarray | None:
@@ -267,7 +268,8 @@ def _of_radius(score_u: DifferentiableScore, V: Tensor, generator: torch.Generat
     if g.isnan().any() or ((g + t).abs() <= CURVED * t).all():
         return None
     end = _end(lambda t: slopes(t) + (k - 1) / t, V[:, 0])
-    return _quantiles(slopes, 0.0, end, stats.chi(k), V[:, 0]) if end else None
+    found = _profile(slopes, 0.0, end, stats.chi(k), V[:, 0]) if end else None
+    return None if found is None else found.quantiles()
 
 
 def _end(slopes: Callable[[Tensor], Tensor], like: Tensor) -> float:
@@ -296,18 +298,64 @@ def _functions(curves: list[np.ndarray], base: Any, like: Tensor) -> Quantiles: 
     return Quantiles(*_nodes(base), *as_tensor(np.stack(curves, 1), device=like.device))
 
 
-def _quantiles(
+def _jumps(curve: np.ndarray) -> bool:
+    """Tell whether values and slopes (2, n) of a normal variable jump, far from its tails."""
+    value = curve[0, 3 * curve.shape[1] // 8 : -3 * curve.shape[1] // 8]
+    return bool((np.diff(value) > 0.3 * (1 + abs(value[1:]))).any())
+
+
+class Profile(NamedTuple):
+    """The slopes of a log-density along a line, at nodes t = sinh(sinh(w)), in a unit, and a base distribution."""
+
+    w: np.ndarray
+    slopes: np.ndarray
+    base: Any
+    unit: float
+
+    def quantiles(self, finer: int = 1) -> np.ndarray | None:
+        r"""Return values and slopes (2, n) of the increasing map from the base distribution, None where it is none.
+
+        The density has the slopes, times :math:`t^{k-1}` for a radius of k dimensions. Both tails are summed from
+        their ends, for their quantiles' sake.
+        """
+        w, base = self.w, self.base
+        fine = np.linspace(w[0], w[-1], 20 * finer * len(w))
+        t, scale = np.sinh(np.sinh(fine)), np.cosh(np.sinh(fine)) * np.cosh(fine)  # dt / dw
+        log_p = PchipInterpolator(w, self.slopes * np.cosh(np.sinh(w)) * np.cosh(w)).antiderivative()(fine)
+        if base.support()[0] == 0:
+            with np.errstate(divide="ignore"):
+                log_p += (base.args[0] - 1) * np.log(t)
+        log_p += np.log(scale)
+        m = np.exp(log_p - log_p.max())
+        parts = (m[1:] + m[:-1]) / 2
+        by_cubics = (13 * (m[1:-2] + m[2:-1]) - m[:-3] - m[3:]) / 24  # through four nodes
+        parts[1:-1] = np.where(by_cubics > 0, by_cubics, parts[1:-1])
+        below, above = np.cumsum(parts)[:-1] / parts.sum(), np.cumsum(parts[::-1])[::-1][1:] / parts.sum()
+        with np.errstate(invalid="ignore"):  # where rounding leaves no probability
+            y_of = np.where(below < above, base.ppf(below), base.isf(above))
+        kept = np.isfinite(y_of) & (y_of > np.fmax.accumulate(np.r_[-np.inf, y_of[:-1]]))
+        n_quantiles = 800 * finer + 1
+        if kept.sum() < n_quantiles:
+            return None
+        curve = PchipInterpolator(y_of[kept], t[1:-1][kept])  # which increases, whatever the kinks
+        y = np.linspace(*_nodes(base), n_quantiles)
+        inside = y.clip(y_of[kept][0], y_of[kept][-1])
+        slope = curve.derivative()(inside)
+        value = curve(inside) + (y - inside) * slope
+        return self.unit * np.stack([value, slope]) if (np.diff(value) > 0).all() and (slope > 0).all() else None
+
+
+def _profile(
     slopes: Callable[[Tensor], Tensor],
     first: float,
     last: float,
     base: Any,  # noqa: ANN401
     like: Tensor,
-) -> np.ndarray | None:
-    r"""Return values and slopes (2, n) of the increasing map from a base distribution to another one between ends.
+    unit: float = 1.0,
+) -> Profile | None:
+    """Return the profile of given slopes between two ends.
 
-    The density of that has given slopes, times :math:`t^{k-1}` for a radius of k dimensions. Both tails are summed
-    from their ends, for their quantiles' sake. None if the slopes are not finite, not the same another time, or too
-    rough for the nodes.
+    None if the slopes are not finite, not the same another time, or too rough for the nodes.
     """
     low, high = np.arcsinh(np.arcsinh([first, last])).tolist()
     n_nodes = 320
@@ -322,27 +370,4 @@ def _quantiles(
     # p may be zero in a valley between two nodes, as that of |t|^k, where this is 4 k or more
     if ((at_ends[:-1] < 0) & (at_ends[1:] > 0) & (np.diff(at_ends) > 2.0)).any():
         return None
-    fine = np.linspace(w[0], w[-1], 20 * n_nodes)
-    t, scale = np.sinh(np.sinh(fine)), np.cosh(np.sinh(fine)) * np.cosh(fine)  # dt / dw
-    log_p = PchipInterpolator(w, found * np.cosh(np.sinh(w)) * np.cosh(w)).antiderivative()(fine)
-    if base.support()[0] == 0:
-        with np.errstate(divide="ignore"):
-            log_p += (base.args[0] - 1) * np.log(t)
-    log_p += np.log(scale)
-    m = np.exp(log_p - log_p.max())
-    parts = (m[1:] + m[:-1]) / 2
-    by_cubics = (13 * (m[1:-2] + m[2:-1]) - m[:-3] - m[3:]) / 24  # through four nodes
-    parts[1:-1] = np.where(by_cubics > 0, by_cubics, parts[1:-1])
-    below, above = np.cumsum(parts)[:-1] / parts.sum(), np.cumsum(parts[::-1])[::-1][1:] / parts.sum()
-    with np.errstate(invalid="ignore"):  # where rounding leaves no probability
-        y_of = np.where(below < above, base.ppf(below), base.isf(above))
-    kept = np.isfinite(y_of) & (y_of > np.fmax.accumulate(np.r_[-np.inf, y_of[:-1]]))
-    n_quantiles = 801
-    if kept.sum() < n_quantiles:
-        return None
-    curve = PchipInterpolator(y_of[kept], t[1:-1][kept])  # which increases, whatever the kinks
-    y = np.linspace(*_nodes(base), n_quantiles)
-    inside = y.clip(y_of[kept][0], y_of[kept][-1])
-    slope = curve.derivative()(inside)
-    value = curve(inside) + (y - inside) * slope
-    return np.stack([value, slope]) if (np.diff(value) > 0).all() and (slope > 0).all() else None
+    return Profile(w, found, base, unit)

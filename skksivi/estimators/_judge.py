@@ -88,6 +88,9 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
             break
     # of the many numbers of many features some seem wrong by chance, which chains that know them tell
     by_chains = sampler.n_features >= MANY_FEATURES and sampler.whitening.mean_se is not None
+    if verdict.good and sampler.whitening.unseen > THRESHOLDS.unseen:
+        reason = f"the search for modes ended while {sampler.whitening.unseen:.0%} of its ascents found new ones"
+        return Judged(replace(verdict, grade=Grade.ROUGH, reason=reason), sample)
     if verdict.good or (verdict.grade == Grade.WRONG and not by_chains):
         return Judged(verdict, sample)
     return Judged(_without_weights(sampler, score, seed, verdict, most), sample)

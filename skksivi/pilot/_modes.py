@@ -32,6 +32,7 @@ from skksivi.pilot._symmetries import (
 )
 from skksivi.score._bounds import Bound, call_of
 from skksivi.score._improper import ImproperError
+from skksivi.score._probe import falls
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.score._tally import DivergedError
 
@@ -114,6 +115,28 @@ def find_modes(
         if not any(same_mode(a, b) for b in distinct):
             distinct.append(a)
     return ranked(score_fn, distinct, generator)
+
+
+def ridge_of(
+    score_fn: DifferentiableScore, starts: Tensor, mode: Affine, generator: torch.Generator
+) -> Affine | None:
+    r"""Return a Gaussian around a ridge of modes, None if a mode is no part of one.
+
+    On a ridge, as of a density that does not change under rotations, the curvature along it is rounding, and log p
+    falls far sooner than it says. The modes are no list then: searches end all along the ridge, and the moments of
+    their ends, of twice the covariance, are those of the Gaussian.
+    """
+    lam, V = torch.linalg.eigh(mode.L @ mode.L.mT)  # variances, of which the largest are those along the ridge
+    if lam[-1] < 1e8 * lam[0]:
+        return None
+    t = 0.1 * lam[-1].sqrt() * V[:, -1]
+    if not (score_fn(torch.stack([mode.m + t, mode.m - t])).detach() @ t).abs().amin() > 1:  # .01 of a Gaussian
+        return None
+    x = torch.cat([scattered(starts[0], 32, generator), scattered(mode.m, 32, generator)])
+    found, converged = search_modes(score_fn, x, MAX_STEPS)
+    ends = torch.stack([mode.m, *(a.m for a, ok in zip(found, converged.tolist(), strict=True) if ok)])
+    covariance = 2 * torch.cov(ends.mT, correction=0) + falls(score_fn, mode.m).square().diag()
+    return Affine(ends.mean(0), torch.linalg.cholesky(covariance))
 
 
 def mode_from_prior(score_fn: Score, mode: Affine, generator: torch.Generator) -> Affine | None:
@@ -225,8 +248,7 @@ def all_modes(
     for _ in range(10):
         n_each = max(4, n_starts // (2 * len(kinds)))
         u = ascended(score_u, torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in kinds)]))
-        new = _new_modes(score_fn, found, u)
-        ended = (len(u), sum(int(_near(a, mode, u).sum()) for a in new))
+        ends, new = u, _new_modes(score_fn, found, u)
         kinds.extend(new)
         found.extend(new)
         check_aperiodic(score_fn, found)
@@ -236,7 +258,9 @@ def all_modes(
         u = mode.whiten(
             torch.cat([scattered(start, n_starts // 4, generator), crossed(found, n_starts // 4, generator)])
         )
-    return ranked(score_fn, found, generator, symmetries)._replace(symmetries=symmetries, ascents=ended, n_looks=n)
+    modes = ranked(score_fn, found, generator, symmetries)
+    ended = sum(int(_near(a, mode, ends).sum()) for a in new if any(a is b for b in modes.maps))
+    return modes._replace(symmetries=symmetries, ascents=(len(ends), ended), n_looks=n)
 
 
 def crossed(modes: Sequence[Affine], n: int, generator: torch.Generator) -> Tensor:

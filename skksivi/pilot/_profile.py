@@ -333,7 +333,8 @@ def what_scales(score_fn: DifferentiableScore, spike: Affine) -> Tensor:
     """Return the direction (d,), of those without curvature, in which the largest curvature at a spike grows."""
     variances, V = torch.linalg.eigh(spike.L @ spike.L.mT)
     flat, steepest = V[:, variances > variances[-1] / 10], V[:, 0]
-    x = torch.cat([spike.m[None], spike.m + variances[-1].sqrt() * flat.mT])
+    step = torch.maximum(variances[-1].sqrt(), 1e-3 * spike.m.norm())  # in steep ones curvature along them is rounded
+    x = torch.cat([spike.m[None], spike.m + step * flat.mT])
     v = steepest.expand(len(x), -1).clone()
     curvature = -(score_fn.product(x, v) * v).sum(1)
     a = flat @ (curvature[1:] / curvature[0]).log()

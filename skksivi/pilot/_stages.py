@@ -38,7 +38,7 @@ from skksivi.pilot._mode_weights import (
     symmetrised,
     with_mode_weights,
 )
-from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, mode_from_prior, search_around
+from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, mode_from_prior, ridge_of, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import out_of_spike
@@ -274,6 +274,8 @@ class Newton:
             modes = find_modes(score, starts, known.generator)
             if not known.alone and (better := mode_from_prior(score, modes.maps[0], known.generator)) is not None:
                 modes = ModeMaps([better], starts.new_ones(1))
+            if not known.alone and (ridge := ridge_of(score, starts, modes.maps[0], known.generator)) is not None:
+                modes = ModeMaps([ridge], starts.new_ones(1))
         else:
             modes = ModeMaps([dense_mode(score, starts[0], known.generator)], starts.new_ones(1))
         if score.is_rough:
@@ -536,7 +538,7 @@ class WiderSearch:
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         modes = search_around(known.score, known.starts, known.generator, alone=known.alone, n_starts=self.n_starts)
         check_mass(known, modes.maps[0])
-        before, known.modes = known.modes, modes
+        before, known.modes = known.modes, modes._replace(ascents=known.modes.ascents, n_looks=known.modes.n_looks)
         if known.points is None:
             check_resolved(known)
             yield pilot_of_mixture(modes.mixture(), N_OF_GAUSSIAN)

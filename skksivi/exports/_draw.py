@@ -1,12 +1,15 @@
 """Draws from a fit of skksivi by numpy alone.
 
 This page is in each file of `skksivi.export`, beside the arrays that it reads: ``unzip q.npz draw.py`` extracts it.
-``python q.npz 1000`` prints draws as a table; ``sample(load("q.npz"), 1000, numpy.random.default_rng())`` returns
-them.
+``python q.npz 1000`` prints draws as a table, in the space of the model where the file has the supports of its
+parameters. ``X = sample(load("q.npz"), 1000, numpy.random.default_rng())`` returns draws in the space of the fit, and
+``parameters(load("q.npz"), X)`` these in the space of the model, by name.
 """
 
+import json
 import sys
 from itertools import count, takewhile
+from math import prod
 
 import numpy as np
 
@@ -109,10 +112,64 @@ def marginals(fit: Fit, y: Array) -> Array:
     return affine(fit, "warp.map.", np.hstack([z, y[:, k:]]) @ fit["warp.V"].T)
 
 
+def parameters(fit: Fit, X: Array) -> Fit:
+    """Return the parameters (n, ...) of the model by name, at draws X (n, d) in the space of the fit."""
+    if "supports" not in fit:
+        raise ValueError("The file has no supports of parameters: its draws stay in the space of the fit.")
+    found = {}
+    for name, support in json.loads(str(fit["supports"])).items():
+        kind, *numbers = [support] if isinstance(support, str) else support
+        n_bounds = {"above": 1, "below": 1, "interval": 2}.get(kind, 0)
+        bounds, shape = numbers[:n_bounds], numbers[n_bounds:]
+        k = shape[-1] if shape else 1
+        n_free = {"simplex": k - 1, "cholesky": k * (k + 1) // 2, "correlation cholesky": k * (k - 1) // 2}.get(
+            kind, k
+        )
+        n_rows = prod(shape[: -2 if "cholesky" in kind else -1])
+        x, X = np.split(X, [n_rows * n_free], 1)
+        rows = constrained(kind, x.reshape(len(x) * n_rows, n_free), k, *bounds)
+        found[name] = rows.reshape(len(x), *shape)
+    return found
+
+
+def constrained(kind: str, x: Array, k: int, a: float = 0, b: float = 1) -> Array:
+    """Return k numbers, or a matrix (k, k), with one support and its bounds, for each row of real numbers x."""
+    ones = np.ones((len(x), 1))
+    match kind:
+        case "real":
+            return x
+        case "positive" | "above":
+            return a + np.exp(x)
+        case "below":
+            return a - np.exp(x)
+        case "unit interval" | "interval":
+            return a + (b - a) * logistic(x)
+        case "ordered":
+            return np.hstack([x[:, :1], np.exp(x[:, 1:])]).cumsum(1)
+        case "positive ordered":
+            return np.exp(x).cumsum(1)
+        case "simplex":  # each takes a share of what is left
+            x = x - np.log(np.arange(k - 1, 0, -1))
+            return np.hstack([logistic(x), ones]) * np.hstack([ones, logistic(-x).cumprod(1)])
+    below, entries = np.zeros((len(x), k, k)), np.tril_indices(k, 0 if kind == "cholesky" else -1)
+    below[:, *entries] = x
+    if kind == "cholesky":
+        return np.where(np.eye(k), np.exp(below), below)
+    left = (1 / np.cosh(below[:, :, :-1])).cumprod(2)  # of a row's length
+    return (np.tanh(below) + np.eye(k)) * np.concatenate([np.ones((len(x), k, 1)), left], 2)
+
+
+def logistic(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x))."""
+    return np.exp(-np.logaddexp(0, -x))
+
+
 def main(path: str, n: str = "1000", seed: str | None = None) -> None:
-    """Print draws, below the names of the coordinates if there are any."""
+    """Print draws, below the names of parameters, or of coordinates if there are any."""
     fit = load(path)
-    X = sample(fit, int(n), np.random.default_rng(None if seed is None else int(seed)))
-    np.savetxt(
-        sys.stdout, X, delimiter=",", header=",".join(f'"{name}"' for name in fit.get("names", [])), comments=""
-    )
+    X, names = sample(fit, int(n), np.random.default_rng(None if seed is None else int(seed))), fit.get("names", [])
+    if "supports" in fit:
+        found = parameters(fit, X)
+        names = [name + str([*i]) * bool(i) for name, a in found.items() for i in np.ndindex(a.shape[1:])]
+        X = np.hstack([a.reshape(len(X), prod(a.shape[1:])) for a in found.values()])
+    np.savetxt(sys.stdout, X, delimiter=",", header=",".join(f'"{name}"' for name in names), comments="")

@@ -8,8 +8,9 @@ parameters. ``X = sample(load("q.npz"), 1000, numpy.random.default_rng())`` retu
 
 import json
 import sys
+from collections.abc import Callable
 from itertools import count, takewhile
-from math import prod
+from math import isqrt, prod
 
 import numpy as np
 
@@ -118,45 +119,15 @@ def parameters(fit: Fit, X: Array) -> Fit:
         raise ValueError("The file has no supports of parameters: its draws stay in the space of the fit.")
     found = {}
     for name, support in json.loads(str(fit["supports"])).items():
-        kind, *numbers = [support] if isinstance(support, str) else support
-        n_bounds = {"above": 1, "below": 1, "interval": 2}.get(kind, 0)
+        kind, numbers = (support, []) if isinstance(support, str) else (support[0], support[1:])
+        n_bounds, n_axes, transform = SUPPORTS[kind]
         bounds, shape = numbers[:n_bounds], numbers[n_bounds:]
-        k = shape[-1] if shape else 1
-        n_free = {"simplex": k - 1, "cholesky": k * (k + 1) // 2, "correlation cholesky": k * (k - 1) // 2}.get(
-            kind, k
-        )
-        n_rows = prod(shape[: -2 if "cholesky" in kind else -1])
-        x, X = np.split(X, [n_rows * n_free], 1)
-        rows = constrained(kind, x.reshape(len(x) * n_rows, n_free), k, *bounds)
-        found[name] = rows.reshape(len(x), *shape)
+        k = shape[-1] if n_axes else 1
+        d = {"simplex": k - 1, "cholesky": k * (k + 1) // 2, "correlation cholesky": k * (k - 1) // 2}.get(kind, k)
+        n_rows = prod(shape[: len(shape) - n_axes])
+        x, X = np.split(X, [n_rows * d], 1)
+        found[name] = transform(x.reshape(len(x) * n_rows, d), *bounds).reshape(len(x), *shape)
     return found
-
-
-def constrained(kind: str, x: Array, k: int, a: float = 0, b: float = 1) -> Array:
-    """Return k numbers, or a matrix (k, k), with one support and its bounds, for each row of real numbers x."""
-    ones = np.ones((len(x), 1))
-    match kind:
-        case "real":
-            return x
-        case "positive" | "above":
-            return a + np.exp(x)
-        case "below":
-            return a - np.exp(x)
-        case "unit interval" | "interval":
-            return a + (b - a) * logistic(x)
-        case "ordered":
-            return np.hstack([x[:, :1], np.exp(x[:, 1:])]).cumsum(1)
-        case "positive ordered":
-            return np.exp(x).cumsum(1)
-        case "simplex":  # each takes a share of what is left
-            x = x - np.log(np.arange(k - 1, 0, -1))
-            return np.hstack([logistic(x), ones]) * np.hstack([ones, logistic(-x).cumprod(1)])
-    below, entries = np.zeros((len(x), k, k)), np.tril_indices(k, 0 if kind == "cholesky" else -1)
-    below[:, *entries] = x
-    if kind == "cholesky":
-        return np.where(np.eye(k), np.exp(below), below)
-    left = (1 / np.cosh(below[:, :, :-1])).cumprod(2)  # of a row's length
-    return (np.tanh(below) + np.eye(k)) * np.concatenate([np.ones((len(x), k, 1)), left], 2)
 
 
 def logistic(x: Array) -> Array:
@@ -164,10 +135,50 @@ def logistic(x: Array) -> Array:
     return np.exp(-np.logaddexp(0, -x))
 
 
+def simplex(x: Array) -> Array:
+    """Return rows of positive numbers of sum one: each is a share of what is left."""
+    x, one = x - np.log(np.arange(x.shape[1], 0, -1)), np.ones((len(x), 1))
+    return np.hstack([logistic(x), one]) * np.hstack([one, logistic(-x).cumprod(1)])
+
+
+def cholesky(x: Array) -> Array:
+    """Return lower triangular matrices, of rows that begin with those of x, with a positive diagonal."""
+    k = isqrt(2 * x.shape[1])
+    below = np.zeros((len(x), k, k))
+    below[:, *np.tril_indices(k)] = x
+    return np.where(np.eye(k), np.exp(below), below)
+
+
+def correlation_cholesky(x: Array) -> Array:
+    """Return lower triangular matrices with rows of length one: each number is a share of the length left."""
+    k = isqrt(2 * x.shape[1]) + 1
+    below = np.zeros((len(x), k, k))
+    below[:, *np.tril_indices(k, -1)] = x
+    left = np.concatenate([np.ones((len(x), k, 1)), (1 / np.cosh(below[:, :, :-1])).cumprod(2)], 2)
+    return (np.tanh(below) + np.eye(k)) * left
+
+
+#: The number of bounds of each support, that of the axes of one element of it, and the map to it from rows.
+SUPPORTS: dict[str, tuple[int, int, Callable[..., Array]]] = {
+    "real": (0, 0, lambda x: x),
+    "positive": (0, 0, np.exp),
+    "unit interval": (0, 0, logistic),
+    "above": (1, 0, lambda x, low: low + np.exp(x)),
+    "below": (1, 0, lambda x, high: high - np.exp(x)),
+    "interval": (2, 0, lambda x, low, high: low + (high - low) * logistic(x)),
+    "simplex": (0, 1, simplex),
+    "ordered": (0, 1, lambda x: np.hstack([x[:, :1], np.exp(x[:, 1:])]).cumsum(1)),
+    "positive ordered": (0, 1, lambda x: np.exp(x).cumsum(1)),
+    "cholesky": (0, 2, cholesky),
+    "correlation cholesky": (0, 2, correlation_cholesky),
+}
+
+
 def main(path: str, n: str = "1000", seed: str | None = None) -> None:
     """Print draws, below the names of parameters, or of coordinates if there are any."""
     fit = load(path)
-    X, names = sample(fit, int(n), np.random.default_rng(None if seed is None else int(seed))), fit.get("names", [])
+    X = sample(fit, int(n), np.random.default_rng(None if seed is None else int(seed)))
+    names = list(fit.get("names", []))
     if "supports" in fit:
         found = parameters(fit, X)
         names = [name + str([*i]) * bool(i) for name, a in found.items() for i in np.ndindex(a.shape[1:])]

@@ -239,7 +239,7 @@ def test_a_file_of_arviz_brings_them_back(tmp_path):
         np.testing.assert_array_equal(read.posterior["b"].values, data.posterior["b"].values)
 
 
-def test_what_is_wrong_is_told(monkeypatch):
+def test_what_is_wrong_is_told(monkeypatch, tmp_path):
     with pytest.raises(TypeError, match="`est` must be a fitted approximator, got a Banana"):
         to_arviz(Banana())
     for target in (from_log_prob(normal, 2, names=["a", "b"]), Banana()):
@@ -250,6 +250,11 @@ def test_what_is_wrong_is_told(monkeypatch):
     for target in ("x", 2.5, ["a"], FITTED.sample(2), Banana):
         with pytest.raises(TypeError, match="`target` must be a Target, the one of `est`, got a"):
             to_arviz(FITTED, target)
+    (tmp_path / "arviz.py").write_text("raise AttributeError('style has no core')")
+    monkeypatch.delitem(sys.modules, "arviz", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="raised AttributeError: style has no core; it may be too old"):
+        to_arviz(FITTED)
     monkeypatch.setitem(sys.modules, "arviz_base", None)
     with pytest.raises(ImportError, match=r"pip install 'skksivi\[arviz\]'"):
         to_arviz(FITTED)

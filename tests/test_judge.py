@@ -215,7 +215,7 @@ def test_lines_are_not_refined_where_the_score_ends(raises):
 
 def test_a_halo_is_found_and_fitted():
     d, sds, share = 5, (0.02, 1.0), 0.3
-    q = KSIVIApproximator(train=False, random_state=0).fit(mixture((1 - share, share), sds, d))
+    q = KSIVIApproximator(train=False, random_state=1).fit(mixture((1 - share, share), sds, d))
     outside = np.square(q.sample(20_000)).sum(1) > (6 * sds[0]) ** 2 * d
     assert abs(outside.mean() - share) < 0.05
     assert "refit to weighted draws" in q.whitening_.report()

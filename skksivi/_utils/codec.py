@@ -223,6 +223,8 @@ class _Content(NamedTuple):
 
 
 def _decode(node: object, path: str, content: _Content) -> object:
+    if path.count(".") > 50:  # recursion would end at another depth in each version of Python
+        raise ValueError("its parts are nested too deeply")
     if isinstance(node, list):
         return [_decode(item, f"{path}.{i}", content) for i, item in enumerate(node)]
     if not isinstance(node, dict):

@@ -24,7 +24,9 @@ def export(est: BaseApproximator, path: str | os.PathLike[str]) -> None:
 
     The file is one of numpy's format npz. ``python q.npz 1000`` prints 1,000 draws, without skksivi or torch.
     ``unzip q.npz draw.py`` extracts the page; its ``sample(load("q.npz"), n, rng)`` returns draws by a generator of
-    numpy, of the same distribution as `est.sample`. Draws are in the space of the fit, not of a model with bounds.
+    numpy, of the same distribution as `est.sample`. Draws are in the space of the fit; of a target of
+    `skksivi.targets.constrained`, ``parameters(fit, X)`` of the page returns the parameters by name, and these are
+    what is printed.
 
     Parameters
     ----------

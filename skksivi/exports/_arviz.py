@@ -56,7 +56,7 @@ def to_arviz(
 ) -> DataTree | InferenceData:
     """Draw from a fitted approximator, and give ArviZ the draws with all that it needs to go on.
 
-    ``loo``, ``loo_approximate_posterior``, ``compare`` and ``psense`` of ArviZ take the result.
+    ``loo_approximate_posterior``, whose results ``compare`` takes, and ``psense`` of ArviZ take the result.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def to_arviz(
     Raises
     ------
     ImportError
-        arviz-base is not installed.
+        arviz-base is not installed, or arviz is too old to be imported.
     TypeError
         `est` is not an approximator, or `target` not its target, such as a number, which is `n_samples`.
     NotFittedError
@@ -291,8 +291,13 @@ def _as_installed(tree: DataTree) -> DataTree | InferenceData:
     """Return an InferenceData for ArviZ 0, whose functions take no tree; those of ArviZ 1 take both."""
     if find_spec("arviz") is None:
         return tree
-    import arviz
-
+    try:
+        import arviz
+    except Exception as error:  # versions before 0.22 fail in many ways beside newer libraries
+        raise ImportError(
+            f"arviz is installed, but its import raised {type(error).__name__}: {error}; it may be too old. Upgrade "
+            "it: pip install --upgrade 'skksivi[arviz]'."
+        ) from error
     if int(arviz.__version__.partition(".")[0]) >= 1:
         return tree
     groups: dict[str, Any] = {name: group.to_dataset() for name, group in tree.children.items()}

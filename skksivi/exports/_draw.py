@@ -1,12 +1,16 @@
 """Draws from a fit of skksivi by numpy alone.
 
 This page is in each file of `skksivi.export`, beside the arrays that it reads: ``unzip q.npz draw.py`` extracts it.
-``python q.npz 1000`` prints draws as a table; ``sample(load("q.npz"), 1000, numpy.random.default_rng())`` returns
-them.
+``python q.npz 1000`` prints draws as a table, in the space of the model where the file has the supports of its
+parameters. ``X = sample(load("q.npz"), 1000, numpy.random.default_rng())`` returns draws in the space of the fit, and
+``parameters(load("q.npz"), X)`` these in the space of the model, by name.
 """
 
+import json
 import sys
+from collections.abc import Callable
 from itertools import count, takewhile
+from math import isqrt, prod
 
 import numpy as np
 
@@ -109,10 +113,74 @@ def marginals(fit: Fit, y: Array) -> Array:
     return affine(fit, "warp.map.", np.hstack([z, y[:, k:]]) @ fit["warp.V"].T)
 
 
+def parameters(fit: Fit, X: Array) -> Fit:
+    """Return the parameters (n, ...) of the model by name, at draws X (n, d) in the space of the fit."""
+    if "supports" not in fit:
+        raise ValueError("The file has no supports of parameters: its draws stay in the space of the fit.")
+    found = {}
+    for name, support in json.loads(str(fit["supports"])).items():
+        kind, numbers = (support, []) if isinstance(support, str) else (support[0], support[1:])
+        n_bounds, n_axes, transform = SUPPORTS[kind]
+        bounds, shape = numbers[:n_bounds], numbers[n_bounds:]
+        k = shape[-1] if n_axes else 1
+        d = {"simplex": k - 1, "cholesky": k * (k + 1) // 2, "correlation cholesky": k * (k - 1) // 2}.get(kind, k)
+        n_rows = prod(shape[: len(shape) - n_axes])
+        x, X = np.split(X, [n_rows * d], 1)
+        found[name] = transform(x.reshape(len(x) * n_rows, d), *bounds).reshape(len(x), *shape)
+    return found
+
+
+def logistic(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x))."""
+    return np.exp(-np.logaddexp(0, -x))
+
+
+def simplex(x: Array) -> Array:
+    """Return rows of positive numbers of sum one: each is a share of what is left."""
+    x, one = x - np.log(np.arange(x.shape[1], 0, -1)), np.ones((len(x), 1))
+    return np.hstack([logistic(x), one]) * np.hstack([one, logistic(-x).cumprod(1)])
+
+
+def cholesky(x: Array) -> Array:
+    """Return lower triangular matrices, of rows that begin with those of x, with a positive diagonal."""
+    k = isqrt(2 * x.shape[1])
+    below = np.zeros((len(x), k, k))
+    below[:, *np.tril_indices(k)] = x
+    return np.where(np.eye(k), np.exp(below), below)
+
+
+def correlation_cholesky(x: Array) -> Array:
+    """Return lower triangular matrices with rows of length one: each number is a share of the length left."""
+    k = isqrt(2 * x.shape[1]) + 1
+    below = np.zeros((len(x), k, k))
+    below[:, *np.tril_indices(k, -1)] = x
+    left = np.concatenate([np.ones((len(x), k, 1)), (1 / np.cosh(below[:, :, :-1])).cumprod(2)], 2)
+    return (np.tanh(below) + np.eye(k)) * left
+
+
+#: The number of bounds of each support, that of the axes of one element of it, and the map to it from rows.
+SUPPORTS: dict[str, tuple[int, int, Callable[..., Array]]] = {
+    "real": (0, 0, lambda x: x),
+    "positive": (0, 0, np.exp),
+    "unit interval": (0, 0, logistic),
+    "above": (1, 0, lambda x, low: low + np.exp(x)),
+    "below": (1, 0, lambda x, high: high - np.exp(x)),
+    "interval": (2, 0, lambda x, low, high: low + (high - low) * logistic(x)),
+    "simplex": (0, 1, simplex),
+    "ordered": (0, 1, lambda x: np.hstack([x[:, :1], np.exp(x[:, 1:])]).cumsum(1)),
+    "positive ordered": (0, 1, lambda x: np.exp(x).cumsum(1)),
+    "cholesky": (0, 2, cholesky),
+    "correlation cholesky": (0, 2, correlation_cholesky),
+}
+
+
 def main(path: str, n: str = "1000", seed: str | None = None) -> None:
-    """Print draws, below the names of the coordinates if there are any."""
+    """Print draws, below the names of parameters, or of coordinates if there are any."""
     fit = load(path)
     X = sample(fit, int(n), np.random.default_rng(None if seed is None else int(seed)))
-    np.savetxt(
-        sys.stdout, X, delimiter=",", header=",".join(f'"{name}"' for name in fit.get("names", [])), comments=""
-    )
+    names = list(fit.get("names", []))
+    if "supports" in fit:
+        found = parameters(fit, X)
+        names = [name + str([*i]) * bool(i) for name, a in found.items() for i in np.ndindex(a.shape[1:])]
+        X = np.hstack([a.reshape(len(X), prod(a.shape[1:])) for a in found.values()])
+    np.savetxt(sys.stdout, X, delimiter=",", header=",".join(f'"{name}"' for name in names), comments="")

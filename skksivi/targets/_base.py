@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -119,7 +120,8 @@ class Target:
         except (RuntimeError, TypeError, AttributeError) as error:
             if "numpy" not in str(error) and not self._takes_arrays(x):
                 raise
-            raise TypeError(self._left_torch(f"raised {type(error).__name__}: {error}")) from error
+            raised = f"raised {type(error).__name__}: {textwrap.shorten(str(error), 160)}"
+            raise TypeError(self._left_torch(raised)) from error
         if not isinstance(log_prob, Tensor):
             raise TypeError(self._left_torch(f"returned a {type(log_prob).__name__}"))
         if log_prob.shape != x.shape[:-1]:

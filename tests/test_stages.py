@@ -143,6 +143,18 @@ def test_long_chains_have_the_moments_of_a_skewed_target():
     assert (u.var(0) - 1).abs().max() < 0.1
 
 
+@pytest.mark.parametrize("budget", [2_000, 60_000])
+def test_long_chains_keep_a_part_of_each_mode_where_the_budget_ends(budget):
+    score = as_score(UNEQUAL.score_fn)
+    known = Known(score, UNEQUAL.means, True, Pilot(), generator(), False)
+    known.modes = find_modes(score, UNEQUAL.means, generator())
+    with score.tally.at_most(budget):
+        (points,) = LongChains().propose(known)
+    assert score.tally.is_spent
+    assert not points.converged
+    torch.testing.assert_close(UNEQUAL.shares_of(points.x).double(), UNEQUAL.weights, rtol=0, atol=0.1)
+
+
 @pytest.mark.parametrize("p", [UNEQUAL, pytest.param(RING, marks=pytest.mark.slow)], ids=["unequal", "ring"])
 def test_long_chains_have_as_many_points_of_a_mode_as_its_weight(p):
     score = as_score(p.score_fn)

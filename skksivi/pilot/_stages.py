@@ -21,7 +21,15 @@ from skksivi.coordinates._marginals import fitted_marginals
 from skksivi.coordinates._whitening import LONG_CHAINS, Attempt
 from skksivi.judge._verdict import THRESHOLDS, Grade, Verdict
 from skksivi.parameters import Pilot
-from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble, Refine, as_they_are
+from skksivi.pilot._chains import (
+    N_CALLS,
+    N_CHAINS,
+    N_OF_GAUSSIAN,
+    N_WARM,
+    ChainEnsemble,
+    Refine,
+    as_they_are,
+)
 from skksivi.pilot._faults import fault_of_noise, look_for_jump, over_noise
 from skksivi.pilot._importance import (
     nearest_points,
@@ -500,7 +508,9 @@ class WarpedCoordinates:
         return known.warps and known.has_one_mode and known.n_features >= MANY_FEATURES
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
-        if known.points is not None and not known.has_power_tails:
+        # what drives a coordinate shows in points that tell where its middle is
+        known_well = known.points is not None and known.points.error < THRESHOLDS.small_errors
+        if known.points is not None and known_well and not known.has_power_tails:
             yield from warped(known.score, known.points.x, known.generator)
 
 
@@ -532,7 +542,10 @@ class WiderSearch:
     name: str = "wider mode search"
 
     def applies(self, known: Known) -> bool:
-        return not (known.alone and self.n_starts < MAX_STARTS)
+        if known.alone:
+            return self.n_starts == MAX_STARTS
+        # another from more starts is of use where the first one has found several modes, or none
+        return self.n_starts < MAX_STARTS or known.points is None or not known.has_one_mode
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         modes = search_around(known.score, known.starts, known.generator, alone=known.alone, n_starts=self.n_starts)

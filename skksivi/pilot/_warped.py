@@ -55,6 +55,7 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
     was_profiled = False
     try:
         for _ in range(4):
+            score_fn.tally.begin("warped coordinates")
             warp = fitted_warp(x)
             if warp is None:
                 return

@@ -21,15 +21,7 @@ from skksivi.coordinates._marginals import fitted_marginals
 from skksivi.coordinates._whitening import LONG_CHAINS, Attempt
 from skksivi.judge._verdict import THRESHOLDS, Grade, Verdict
 from skksivi.parameters import Pilot
-from skksivi.pilot._chains import (
-    N_CALLS,
-    N_CHAINS,
-    N_OF_GAUSSIAN,
-    N_WARM,
-    ChainEnsemble,
-    Refine,
-    as_they_are,
-)
+from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble, Refine, as_they_are
 from skksivi.pilot._faults import fault_of_noise, look_for_jump, over_noise
 from skksivi.pilot._importance import (
     nearest_points,
@@ -508,9 +500,10 @@ class WarpedCoordinates:
         return known.warps and known.has_one_mode and known.n_features >= MANY_FEATURES
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
-        # what drives a coordinate shows in points that tell where its middle is
-        known_well = known.points is not None and known.points.error < THRESHOLDS.small_errors
-        if known.points is not None and known_well and not known.has_power_tails:
+        if known.points is None or known.has_power_tails:
+            return
+        # what drives a coordinate shows in chains that told where its middle is, before some entered a neck
+        if min(points.error for points, _ in (*known.others, (known.points, None))) < THRESHOLDS.small_errors:
             yield from warped(known.score, known.points.x, known.generator)
 
 
@@ -595,8 +588,8 @@ class LongChains:
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         before, modes, tally = known.points, known.modes, known.score.tally
-        longest, left = N_CALLS * (N_WARM + sum(LONG_TRAJECTORIES)), known.settings.budget
-        n_chains = min(max((left if tally.left is None else tally.left) // longest, MIN_CHAINS), 2048)
+        longest, left = N_CALLS * (N_WARM + sum(LONG_TRAJECTORIES)), tally.left or known.settings.budget
+        n_chains = min(max(left // longest, MIN_CHAINS), 2048)
         fewest = min(64, max(16, 2 * n_chains // len(modes.maps)))
         refine = as_they_are if len(modes.maps) > 1 or known.settings.effort == "high" else None
         parts = list[PilotPoints]()

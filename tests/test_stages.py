@@ -14,7 +14,7 @@ from scipy.special import digamma, polygamma
 from skksivi import KSIVIApproximator, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.parameters import Pilot
-from skksivi.pilot._modes import MAX_STARTS, ModeMaps, find_modes
+from skksivi.pilot._modes import FEW_STARTS, MAX_STARTS, ModeMaps, find_modes
 from skksivi.pilot._pilot import QUICK, THOROUGH, _suffices, find_whitening
 from skksivi.pilot._points import (
     MANY_FEATURES,
@@ -25,7 +25,16 @@ from skksivi.pilot._points import (
     judge_halves,
     judge_weights,
 )
-from skksivi.pilot._stages import Known, LongChains, Newton, OtherModes, Spike, WiderSearch, run_stages
+from skksivi.pilot._stages import (
+    Known,
+    LongChains,
+    Newton,
+    OtherModes,
+    Spike,
+    WarpedCoordinates,
+    WiderSearch,
+    run_stages,
+)
 from skksivi.pilot._symmetries import same_mode
 from skksivi.score._probe import in_double
 from skksivi.score._tally import BudgetError, DivergedError
@@ -141,6 +150,18 @@ def test_long_chains_have_the_moments_of_a_skewed_target():
     u = (points.x - digamma(1.5)) / math.sqrt(polygamma(1, 1.5))
     assert (u.mean(0).abs() < 5 * points.mean_se / math.sqrt(polygamma(1, 1.5))).all()
     assert (u.var(0) - 1).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("budget", [2_000, 60_000])
+def test_long_chains_keep_a_part_of_each_mode_where_the_budget_ends(budget):
+    score = as_score(UNEQUAL.score_fn)
+    known = Known(score, UNEQUAL.means, True, Pilot(), generator(), False)
+    known.modes = find_modes(score, UNEQUAL.means, generator())
+    with score.tally.at_most(budget):
+        (points,) = LongChains().propose(known)
+    assert score.tally.is_spent
+    assert not points.converged
+    torch.testing.assert_close(UNEQUAL.shares_of(points.x).double(), UNEQUAL.weights, rtol=0, atol=0.1)
 
 
 @pytest.mark.parametrize("p", [UNEQUAL, pytest.param(RING, marks=pytest.mark.slow)], ids=["unequal", "ring"])
@@ -304,6 +325,21 @@ def test_a_wider_search_begins_again_from_the_better_mode(monkeypatch):
     assert same_mode(known.mode, modes.maps[0])
     torch.testing.assert_close(known.points.x.mean(0), far[0].double(), rtol=0, atol=0.5)
     assert sum(attempt.n_calls for attempt in known.attempts) == known.score.tally.total
+
+
+def test_stages_are_left_out_that_what_is_known_makes_useless(monkeypatch):
+    """Warps of points that hardly tell a mean, and more starts where the first ones led to one mode."""
+    tried = []
+    monkeypatch.setattr("skksivi.pilot._stages.warped", lambda _, x, __: tried.append(x) or ())
+    x = torch.randn(4000, MANY_FEATURES, generator=generator()).double()
+    known = Known(in_double(torch.neg, MANY_FEATURES), x[:1], False, Pilot(), generator(), True)
+    known.modes = ModeMaps([Affine(x[0], torch.eye(MANY_FEATURES).double())], torch.ones(1))
+    for error, n_tried in ((0.25, 0), (0.05, 1)):
+        known.points = PilotPoints(x, [4000], torch.full((MANY_FEATURES,), error))
+        list(WarpedCoordinates().propose(known))
+        assert len(tried) == n_tried
+    assert WiderSearch(QUICK, FEW_STARTS).applies(known)
+    assert not WiderSearch(QUICK, MAX_STARTS).applies(known)
 
 
 def test_what_the_last_stages_lose_leaves_the_points_before_them(monkeypatch):

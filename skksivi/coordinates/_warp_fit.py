@@ -25,7 +25,8 @@ def fitted_warp(x: Tensor) -> Warp | None:
     x = x[x.isfinite().all(1)]
     if len(x) <= 2 * x.shape[1]:
         return None
-    x = x[:: max(1, len(x) // 4000)]
+    n_used = 4000 if x.shape[1] < 30 else max(1000, 3 * x.shape[1])  # of many features each pair takes long
+    x = x[:: max(1, len(x) // n_used)]
     centre = x.median(0).values
     unit = (x - centre).abs().quantile(0.683, 0)
     if not (unit > 0).all():
@@ -105,8 +106,12 @@ def _pair_gains(z: Tensor, r: Tensor) -> Tensor:
     location = (bent - C * skew).abs() / (variance * squares.square().mean(0)[:, None]).sqrt()
     scale = (z.mT @ (r.square() - 1) / n - 2 * C * bent + C.square() * skew).abs() / variance / math.sqrt(2)
     signal = torch.maximum(location, scale)
-    seen = torch.maximum(signal, signal.mT) > 4.0 / math.sqrt(n)  # standard errors of a correlation
+    signal = torch.maximum(signal, signal.mT)
+    seen = signal > 4.0 / math.sqrt(n)  # standard errors of a correlation
     pairs = seen.fill_diagonal_(False).nonzero()
+    most = max(900, 10 * d)  # of which a scale that all others depend on has two for each feature
+    if len(pairs) > most:
+        pairs = pairs[signal[seen].topk(most).indices]
     gain = z.new_zeros(d, d)
     for part in pairs.split(256):
         j, i = part.unbind(1)

@@ -24,12 +24,13 @@ from skksivi.pilot._importance import (
     target_moments,
 )
 from skksivi.pilot._mixture import MOST_FEATURES, N_QUICK, NEAR, adapted_by_scores, score_divergence
-from skksivi.pilot._points import PilotPoints, judge_chains, judge_halves
+from skksivi.pilot._points import MANY_FEATURES, PilotPoints, judge_chains, judge_halves
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
 from skksivi.score._tally import DivergedError
 
-#: Chains, and trajectories to warm up; about how many calls a trajectory takes.
-N_CHAINS, N_WARM, N_CALLS = 32, 12, 4
+#: Chains, of few features and of many, where most calls go into the way to the mass and fewer chains get there;
+#: trajectories to warm up, and about how many calls one takes.
+N_CHAINS, N_OF_MANY, N_WARM, N_CALLS = 32, 16, 12, 4
 
 #: Points of a Gaussian that is the target itself.
 N_OF_GAUSSIAN = 2000
@@ -145,7 +146,8 @@ class ChainEnsemble:
     generator : torch.Generator
     refine : callable, default=None
         What makes more of the points of chains that roughly agree; None means importance sampling.
-    n_chains : int, default=32
+    n_chains : int, default=None
+        None means 32, and of many features 16.
     name : str, default="short chains"
     """
 
@@ -155,11 +157,12 @@ class ChainEnsemble:
         metric: Affine,
         generator: torch.Generator,
         refine: Refine | None = None,
-        n_chains: int = N_CHAINS,
+        n_chains: int | None = None,
         name: str = "short chains",
     ) -> None:
         self.score_fn, self.metric, self.generator = score_fn, metric, generator
-        self.n_chains, self.name, self.are_many = n_chains, name, n_chains > N_CHAINS
+        self.n_chains = n_chains or (N_OF_MANY if len(metric.m) >= MANY_FEATURES else N_CHAINS)
+        self.name, self.are_many = name, self.n_chains > N_CHAINS
         self.n_restarts = 2 if self.are_many else math.inf
         self.refine: Refine = refine or (
             lambda metric, pilot, drawn: refined_pilot(metric.pull_back(score_fn), pilot, drawn, generator)

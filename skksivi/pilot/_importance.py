@@ -379,7 +379,7 @@ def target_moments(draws: BatchedDraws) -> TargetMoments:
     points, scores = draws.points, draws.scores
     centre, scale = points.mean(0), points.std(0, correction=0)
     z, s_z = (points - centre) / scale, scores * scale
-    has_pairs = z.numel() * d <= 2**25
+    has_pairs = z.numel() * d <= 2**25 and len(z) > d
     i, j = torch.tril_indices(d, d) if has_pairs else torch.arange(d).expand(2, d)
     own, products = second_order(z, s_z, i, j), z[:, i] * z[:, j]
     products = products - own * ((products * own).mean(0) / own.square().mean(0))
@@ -439,7 +439,8 @@ def _root_of(z: Tensor, mean: Tensor, second: Tensor, pairs: tuple[Tensor, Tenso
     """Return a root (d, d) of the covariance of points z (n, d), with better means and products of pairs."""
     i, j = pairs
     covariance = z.mT @ z / len(z)
-    as_drawn = torch.linalg.cholesky(covariance)
+    as_drawn, failed = torch.linalg.cholesky_ex(covariance)
+    as_drawn = covariance_root(z) if failed else as_drawn
     covariance[i, j] = covariance[j, i] = second - mean[i] * mean[j]
     root, failed = torch.linalg.cholesky_ex(covariance)
     return as_drawn if failed else root

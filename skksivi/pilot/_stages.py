@@ -481,7 +481,8 @@ class ShortChains:
             is_far = bool(metric.whiten(points.x).square().mean(0).max() > most**2)
             if warps and not has_many and (is_far or len(points.x) == n_first):
                 yield from warped(known.score, points.x, known.generator)
-            if warps and is_far and not was_far:
+            agree = has_many and points.error < THRESHOLDS.chain_errors[1]  # and need no others
+            if warps and is_far and not (was_far or agree):
                 x = around_start(known.score, known.starts[0], known.generator)
                 yield from warped(known.score, x, known.generator)
             if is_far and not has_many:
@@ -501,7 +502,10 @@ class WarpedCoordinates:
         return known.warps and known.has_one_mode and known.n_features >= MANY_FEATURES
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
-        if known.points is not None and not known.has_power_tails:
+        if known.points is None or known.has_power_tails:
+            return
+        # what drives a coordinate shows in chains that told where its middle is, before some entered a neck
+        if min(points.error for points, _ in (*known.others, (known.points, None))) < THRESHOLDS.small_errors:
             yield from warped(known.score, known.points.x, known.generator)
 
 
@@ -533,7 +537,10 @@ class WiderSearch:
     name: str = "wider mode search"
 
     def applies(self, known: Known) -> bool:
-        return not (known.alone and self.n_starts < MAX_STARTS)
+        if known.alone:
+            return self.n_starts == MAX_STARTS
+        # another from more starts is of use where the first one has found several modes, or none
+        return self.n_starts < MAX_STARTS or known.points is None or not known.has_one_mode
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         modes = search_around(known.score, known.starts, known.generator, alone=known.alone, n_starts=self.n_starts)
@@ -582,25 +589,37 @@ class LongChains:
         return bool(known.modes.maps)
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
-        before, modes = known.points, known.modes
-        tally, longest = known.score.tally, N_CALLS * (N_WARM + sum(LONG_TRAJECTORIES))
-        left = known.settings.budget if tally.limit is None else tally.limit - tally.total
+        before, modes, tally = known.points, known.modes, known.score.tally
+        longest, left = N_CALLS * (N_WARM + sum(LONG_TRAJECTORIES)), tally.left or known.settings.budget
         n_chains = min(max(left // longest, MIN_CHAINS), 2048)
         fewest = min(64, max(16, 2 * n_chains // len(modes.maps)))
         refine = as_they_are if len(modes.maps) > 1 or known.settings.effort == "high" else None
-        parts = []
+        parts = list[PilotPoints]()
         for mode, w in zip(modes.maps, modes.weights.tolist(), strict=True):
-            metric, n = matched(known.score, mode, known.generator), max(fewest, round(n_chains * w))
-            ensemble = ChainEnsemble(known.score, metric, known.generator, refine, n, self.name)
-            parts.append(first_converged(until_spent(ensemble.by_stages(LONG_TRAJECTORIES))))
+            n_others = len(modes.maps) - len(parts) - 1  # each of which may take as much of what is left
+            with tally.reserving((tally.left or 0) * n_others // (n_others + 1)):
+                parts.append(self._around(known, mode, max(fewest, round(n_chains * w)), refine))
         found = parts[0]
         if len(parts) > 1:
-            known.score.tally.begin("weights of modes")
-            found = with_mode_weights(known.score, pooled(parts, modes), known.generator)
+            tally.begin("weights of modes")
+            found = pooled(parts, modes)
+            with suppress(BudgetError):
+                found = with_mode_weights(known.score, found, known.generator)
         if before is not None and found.converged and self._are_apart(found, before):
             apart = Verdict(Grade.ROUGH, "long chains end far from the points before")
             known.points, found = before._replace(verdict=apart), found._replace(verdict=apart)
         yield found
+
+    def _around(self, known: Known, mode: Affine, n: int, refine: Refine | None) -> PilotPoints:
+        """Return the points of n chains around a mode, of its Gaussian where the budget of one of several ends."""
+        try:
+            metric = matched(known.score, mode, known.generator)
+            ensemble = ChainEnsemble(known.score, metric, known.generator, refine, n, self.name)
+            return first_converged(until_spent(ensemble.by_stages(LONG_TRAJECTORIES)))
+        except BudgetError:
+            if known.has_one_mode:
+                raise
+            return pilot_of_mixture(ModeMaps([mode], mode.m.new_ones(1)).mixture(), N_OF_GAUSSIAN)
 
     def _are_apart(self, found: PilotPoints, before: PilotPoints) -> bool:
         return bool(found.map().whiten(before.x).square().mean(1).median() > THRESHOLDS.far_apart)

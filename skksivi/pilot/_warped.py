@@ -13,7 +13,7 @@ from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._warp import Warp
 from skksivi.coordinates._warp_fit import fitted_warp, reshaped
 from skksivi.judge import THRESHOLDS, Grade
-from skksivi.pilot._chains import N_CHAINS, N_OF_GAUSSIAN, ChainEnsemble
+from skksivi.pilot._chains import N_OF_GAUSSIAN, ChainEnsemble
 from skksivi.pilot._importance import PLAIN, BatchedDraws, pilot_of_mixture, refined_pilot
 from skksivi.pilot._mixture import gaussian_of
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
@@ -55,10 +55,11 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
     was_profiled = False
     try:
         for _ in range(4):
+            score_fn.tally.begin("warped coordinates")
             warp = fitted_warp(x)
             if warp is None:
                 return
-            if warp.scalers and not was_profiled:
+            if warp.scalers and not (was_profiled or has_many):  # of many the profile is no more than a start
                 was_profiled = True
                 if (better := profiled(score_fn, x, warp.scalers, generator)) is not None:
                     yield better
@@ -66,13 +67,14 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
             score_y, y = warp.pull_back(score_fn), warp.warp(x)[0]
             metric, moved = gaussian_of(y), math.inf
             refine = partial(_refined_along, score_y, warp.drivers, generator) if warp.drivers else None
-            for found in ChainEnsemble(score_y, metric, generator, refine).by_stages(stages):
+            ensemble = ChainEnsemble(score_y, metric, generator, refine)
+            for found in ensemble.by_stages(stages):
                 u = metric.whiten(found.x)
                 moved = min(moved, max(u.mean(0).abs().max().item(), u.std(0).log().abs().max().item()))
                 if found.converged and moved < most and not _goes_astray(warp, found):
                     yield _finished(warp, found)
                     return
-                if moved >= most and len(found.x) >= N_CHAINS * STAGES[0]:
+                if moved >= most and len(found.x) >= ensemble.n_chains * STAGES[0]:
                     break
             x = warp.unwarp(found.x)[0]
     except DIVERGED:

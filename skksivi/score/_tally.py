@@ -46,8 +46,8 @@ class Listener(Protocol):
     def begin(self, stage: str, n_calls: int, so_far: int) -> None:
         """Take note that a stage of about so many calls begins, zero if unknown, after `so_far` in total."""
 
-    def hear(self, so_far: int) -> None:
-        """Take note of the number of calls so far."""
+    def hear(self, so_far: int, limit: int | None) -> None:
+        """Take note of the number of calls so far, and of the most that are allowed."""
 
 
 @dataclass
@@ -84,13 +84,13 @@ class Tally:
         BudgetError
             They would exceed the limit.
         """
-        if self.limit is not None and self.total + values + products > self.limit - self._reserved:
+        if self.limit is not None and values + products > (self.left or 0):
             self.spent = self.limit
             raise BudgetError
         self.n_values += values
         self.n_products += products
         if self.listener is not None:
-            self.listener.hear(self.total)
+            self.listener.hear(self.total, self.limit)
 
     def found(self, fault: str | None) -> None:
         """Keep the first fault; a search that knows of one may take few more calls."""
@@ -162,6 +162,11 @@ class Tally:
         """Leave the listener and the limit, which belong to one fit."""
         own = {"limit": None, "spent": 0, "listener": None}
         return {**vars(self), **own}
+
+    @property
+    def left(self) -> int | None:
+        """Calls that are left, None without a limit."""
+        return None if self.limit is None else max(0, self.limit - self._reserved - self.total)
 
     @property
     def is_spent(self) -> bool:

@@ -139,17 +139,18 @@ class LongWait:
         """Keep the name of the stage."""
         self.stage = stage
 
-    def hear(self, so_far: int) -> None:
+    def hear(self, so_far: int, limit: int | None) -> None:
         """Say the line if it is time."""
         seconds = self.clock() - self.began
         if seconds > self.due and so_far:
             usual = 10 ** max(4, len(str(so_far)))  # most fits take less than 10,000 calls, or else less than 100,000
-            in_all = seconds * usual / so_far
+            most = min(usual, limit or usual)
+            in_all, words = seconds * most / so_far, "Most fits take up to" if most == usual else "The budget ends at"
             self.due = max(60.0, in_all)  # seconds
             level = logging.INFO if LOGGER.hasHandlers() else logging.WARNING
             line = (
                 f"The fit has taken {seconds:.0f} s so far and is at: {self.stage or 'fit'}. The score was evaluated "
-                f"at {so_far:,} points, {seconds / so_far:.2g} s each. Most fits take up to {usual:,}, which would "
+                f"at {so_far:,} points, {seconds / so_far:.2g} s each. {words} {most:,}, which would "
                 f"be {in_all:,.0f} s in all."
             )
             LOGGER.log(level, "%s%s", line, self._advice())
@@ -198,7 +199,7 @@ class StageReport:
         if stage in AFTER_PILOT:
             self._report(self.n_pilot)
 
-    def hear(self, so_far: int) -> None:
+    def hear(self, so_far: int, limit: int | None) -> None:
         """Log the progress of a stage that takes long."""
         self._report(so_far)
         now = time.monotonic()

@@ -4,7 +4,7 @@ python benchmarks/search.py [--targets ...] [--starts ...] [--jobs 1] [--out sea
 python benchmarks/search.py --criteria [--out criteria.json]       the power of each criterion against known errors
 python benchmarks/search.py [--criteria] --show FILE.json --manual doc      the table of the manual
 
-The first candidate trains nothing, the others have two bandwidths and three learning rates, and all else at its default
+The first candidate trains nothing; the others have two bandwidths, three learning rates, and all else at its default
 but `max_iter`. They start where the default does, or are the paper's Algorithm 1 from the Laplace approximation.
 Distances are sliced Wasserstein distances from reference draws, in whitened coordinates as in benchmarks/defaults.py,
 over those between exact draws. Tau is Kendall's, of scores and distances over candidates.
@@ -24,12 +24,11 @@ from scipy.stats import kendalltau
 from sklearn.model_selection import GridSearchCV
 
 from skksivi import KSIVIApproximator
-from skksivi.model_selection import (
-    Replicates, neg_distance_scorer, neg_divergence_scorer, neg_ksd_scorer, within_noise,
-)  # fmt: skip
+from skksivi.model_selection import Replicates, neg_distance_scorer, neg_divergence_scorer, neg_ksd_scorer
+from skksivi.model_selection import within_noise as choose
 from skksivi.targets import from_score_fn
 
-TARGETS = ("banana", "x_shaped", "log_gamma", "garch")
+TARGETS = ("banana", "x_shaped", "garch")
 STARTS = {"default": {}, "Laplace": {"whiten": "laplace", "gradient_estimator": "vanilla"}}
 
 
@@ -52,7 +51,7 @@ def study(name, start, seed, *, quick):
         KSIVIApproximator(**STARTS[start], max_iter=20 if quick else 1000, random_state=seed),
         [{"train": [False]}, {"train": [True], **grid}],
         scoring=scorers,
-        refit=partial(within_noise, metric="divergence"),
+        refit=partial(choose, metric="divergence"),
         cv=Replicates(2 if quick else 3),
     )
     with watched() as costs:
@@ -71,7 +70,7 @@ def study(name, start, seed, *, quick):
 
 
 def summary(row):
-    """Return distances over the floor: untrained, kept within noise, best by divergence and by KSD, best; and taus."""
+    """Return distances over the floor: untrained, kept, best by divergence, by KSD and by itself; and two taus."""
     scores = {key: np.mean(row[key], 1) for key in ("divergence", "ksd", "distance")}
     ratios = -scores["distance"] / row["floor"]
     by = [ratios[np.nanargmax(scores[key])] for key in ("divergence", "ksd")]
@@ -178,7 +177,7 @@ def main():
     if args.criteria:
         show_tables(args, {"criteria": table(criteria(args)["rows"])})
         return
-    jobs = [(name, start, seed) for seed in range(args.seeds) for start in args.starts for name in args.targets]
+    jobs = [(name, start, seed) for seed in range(args.seeds) for name in args.targets for start in args.starts]
     rows = results(args, jobs, partial(study, quick=args.quick), n_jobs=args.jobs)["rows"]
     show_tables(args, {"search": table_of_search(rows)})
 

@@ -281,7 +281,7 @@ def neg_distance_scorer(
 
 
 def within_noise(cv_results: dict[str, Any], metric: str = "score") -> int:
-    r"""Choose the simplest candidate whose mean score is within one standard error of the best: a `refit` of a search.
+    r"""Choose the simplest candidate within one standard error of the best, as `refit` of a search.
 
     Simplest is the candidate that sets the fewest parameters, among equals the first of the grid. So ``{}``, the
     estimator as it is, comes before any training that does not beat it by more than noise. The standard error is that
@@ -328,7 +328,9 @@ def within_noise(cv_results: dict[str, Any], metric: str = "score") -> int:
     >>> search.best_params_
     {}
     """
-    scores = [column for key, column in cv_results.items() if re.fullmatch(rf"split\d+_test_{re.escape(metric)}", key)]
+    scores = [
+        column for key, column in cv_results.items() if re.fullmatch(rf"split\d+_test_{re.escape(metric)}", key)
+    ]
     if len(scores) < 2:
         raise ValueError(
             f"`within_noise` found {len(scores)} replicates of a metric {metric!r}, expected two or more: "

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from _harness import rst
 
+from paper._base import WIDTHS
+
 RESULTS = Path(__file__).parent / "results"
 #: By the name of a table: the file of its results, and the methods whose values are quality, each with its twin in
 #: plain autograd.
@@ -21,9 +23,15 @@ OURS = {
         {"KSIVI, Gaussian": "plain, Gaussian", "KSIVI, Riesz l1": "plain, Riesz", "HKSIVI": "plain, HKSIVI"},
     ),
 }
+#: Learning rates at which the table of widths has the waveform and the yacht data.
+RATES = ("0.0001", "0.001", "0.005"), ("0.0001", "0.001")
 AT, NOISE, ABOVE = "at or below", "within noise", "above"
 #: A run has diverged if its value is so many times the paper's.
 MANY_TIMES = 10
+
+
+def rows_of(file):
+    return json.loads((RESULTS / f"{file}.json").read_text())["rows"]
 
 
 def has_diverged(value, paper):
@@ -49,7 +57,7 @@ def standard_error(values):
 def cells(tables):
     """Yield table, case and metric, method, the paper's value, ours by seed, and the plain loop's."""
     for name, (file, methods) in OURS.items():
-        table, rows = tables[name], json.loads((RESULTS / f"{file}.json").read_text())["rows"]
+        table, rows = tables[name], rows_of(file)
         for case in table.cases:
             for k, metric in enumerate(table.metrics):
                 for method, plain in methods.items():
@@ -83,3 +91,19 @@ def table_of_cells(tables):
         f"{count[AT] + count[NOISE]} of {count.total()} values are reached: {count[AT]} {AT}, {count[NOISE]} {NOISE}."
     )
     return f"{summary}\n\n" + rst(("Table", "Cell", "Method", "Paper", "Here", "Verdict", "Plain loop"), lines)
+
+
+def table_of_widths():
+    """Return sliced W2 on the waveform and NLL on the yacht data: lines are widths, columns learning rates."""
+    of = {
+        (row["case"], row["method"], row["seed"]): row["values"][-1]
+        for file in OURS
+        for row in rows_of(OURS[file][0])
+    }
+    heads = [f"{data}, {rate}" for data, rates in zip(("Waveform", "Yacht"), RATES, strict=True) for rate in rates]
+    lines = []
+    for end, width in {"": "median", **WIDTHS}.items():
+        jobs = [(rate, f"KSIVI 10k{end}", 0) for rate in RATES[0]]
+        jobs += [("yacht", f"KSIVI{end} @ {rate}", 0) for rate in RATES[1]]
+        lines.append((width, *(r"\-" if of.get(job) is None else f"{of[job]:.2f}" for job in jobs)))
+    return rst(("Width", *heads), lines)

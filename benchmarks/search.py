@@ -56,8 +56,7 @@ def study(name, start, seed, *, quick):
     )
     with watched() as costs:
         search.fit(target)
-    found = search.cv_results_
-    splits = range(search.n_splits_)
+    found, splits = search.cv_results_, range(search.n_splits_)
     return {
         "d": R.shape[1],
         "candidates": found["params"],
@@ -108,8 +107,7 @@ def modes(share):
 
 
 def modes_score(x):
-    first = x[:, :1]
-    return torch.cat([5 * torch.tanh(5 * first) - first, -x[:, 1:]], 1)
+    return torch.cat([5 * torch.tanh(5 * x[:, :1]) - x[:, :1], -x[:, 1:]], 1)
 
 
 ERRORS = {
@@ -134,9 +132,8 @@ def power(d, n, n_repeats):
     two = from_score_fn(modes_score, d), Draws(d, modes(0.5)), {k: Draws(d, modes(w)) for k, w in WEIGHTS.items()}
     rows = []
     for target, exact, wrong in (normal, two):
-        reference = exact.sample(n, np.random.RandomState(1))
-        distances = [neg_distance_scorer(reference, metric=metric) for metric in list(CRITERIA)[1:]]
-        scorers = [neg_ksd_scorer(n_samples=n), *distances]
+        R = exact.sample(n, np.random.RandomState(1))
+        scorers = [neg_ksd_scorer(n_samples=n), *(neg_distance_scorer(R, metric=m) for m in list(CRITERIA)[1:])]
 
         def scores(q, scorers=scorers, target=target):
             return np.array([[scorer(q, target[k]) for scorer in scorers] for k in range(1, n_repeats + 1)])

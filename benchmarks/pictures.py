@@ -99,7 +99,7 @@ def cluster(_):
     ax.set(xlim=(-2.1, 2.1), ylim=(-1.45, 1.45))
     ax.set_axis_off()
     for x, y in ((-1.4, 0.95), (1.4, 0.95), (-1.4, -0.95), (1.4, -0.95)):
-        ax.annotate("", (0.6 * x, 0.62 * y), (0.15 * x, 0.2 * y), arrowprops={"arrowstyle": "<->", "color": "k"})
+        ax.annotate("", (0.75 * x, 0.76 * y), (0.15 * x, 0.2 * y), arrowprops={"arrowstyle": "<->", "color": "k"})
         ax.text(
             x, y, "worker", ha="center", va="center", fontsize=11, bbox={"fc": "w", "ec": BLUE, "lw": 2, "pad": 7}
         )

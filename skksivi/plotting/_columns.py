@@ -441,10 +441,10 @@ class SearchDisplay:
         """
         check_is_fitted(search)
         found = search.cv_results_
-        if f"split0_test_{metric}" not in found:
-            raise ValueError(
-                f"`metric` is {metric!r}, expected one of {sorted(search.scorer_)}, the scorers of the search."
-            )
+        first = "split0_test_"
+        known = sorted(key.removeprefix(first) for key in found if key.startswith(first))
+        if metric not in known:
+            raise ValueError(f"`metric` is {metric!r}, expected one of {known}, the scorers of the search.")
         scores = np.stack([found[f"split{k}_test_{metric}"] for k in range(search.n_splits_)], -1)
         labels = [", ".join(f"{name}={value}" for name, value in own.items()) for own in found["params"]]
         return cls(scores=scores, labels=[label or "as it is" for label in labels], chosen=search.best_index_).plot(

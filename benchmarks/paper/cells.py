@@ -47,7 +47,7 @@ def has_diverged(value, paper):
 
 
 def verdict(values, paper, sd):
-    """Say whether a mean over seeds is at most the paper's value, or above it by at most two errors of the difference.
+    """Say whether a mean over seeds is at most the paper's value, or above by at most two standard errors.
 
     With a run that has diverged it is above, for the mean and its error then say little.
     """

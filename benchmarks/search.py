@@ -28,7 +28,7 @@ from skksivi.model_selection import Replicates, neg_distance_scorer, neg_diverge
 from skksivi.model_selection import within_noise as choose
 from skksivi.targets import from_score_fn
 
-TARGETS = ("banana", "x_shaped", "garch")
+TARGETS = ("banana", "x_shaped")
 STARTS = {"default": {}, "Laplace": {"whiten": "laplace", "gradient_estimator": "vanilla"}}
 
 

@@ -43,12 +43,7 @@ def command(doc, *, seeds=3, jobs=None, **lists):
     parser.add_argument("--quick", action="store_true", help="a few iterations, to see that all works")
     parser.add_argument("--out", "--output", type=Path, help="the json file, to which a run adds what is missing")
     parser.add_argument(
-        "--show",
-        nargs="?",
-        const=True,
-        type=Path,
-        metavar="FILE",
-        help="show this file, or --out, and run nothing",
+        "--show", nargs="?", const=True, type=Path, metavar="FILE", help="show this file, or --out, and run nothing"
     )
     parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the tables where the manual has them")
     for name, choices in lists.items():

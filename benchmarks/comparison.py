@@ -61,7 +61,7 @@ def baseline(name, **settings):
 
 METHODS = {
     "KSIVI": Method(KSIVIApproximator, {}),
-    "KSIVI, always trained": Method(KSIVIApproximator, {"train": True, "early_stopping": False}),
+    "KSIVI, trained to the end": Method(KSIVIApproximator, {"train": True, "early_stopping": False}),
     "KSIVI, t mixing": Method(KSIVIApproximator, HEAVY, "Student t"),
     "HKSIVI": Method(HKSIVIApproximator, {"max_iter": 1000}),
     **{name: baseline(name) for name in baselines.__all__},

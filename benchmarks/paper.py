@@ -5,7 +5,7 @@ python benchmarks/paper.py waveform     sliced Wasserstein distance over learnin
 python benchmarks/paper.py diffusion    sliced Wasserstein distance over dimensions, conditioned diffusion
 python benchmarks/paper.py student      squared Wasserstein distance in boxes, product of two Student t
 python benchmarks/paper.py bnn          RMSE and NLL of Bayesian neural networks on held-out rows
-python benchmarks/paper.py cells        which values of KSIVI and HKSIVI are reached, in results that are kept
+python benchmarks/paper.py cells        which values of KSIVI and HKSIVI are reached, and a grid of widths
 
 Each job (case, method, seed) is written to a json file when it is done (build/paper/TABLE_OPTIONS.json, or --out);
 the same command goes on where it was stopped, and more --seeds, --cases or --methods add to the file. --show prints
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from _harness import command, load, read, rst, run_missing, show_tables, spread
 from paper.bnn import Networks
-from paper.cells import table_of_cells
+from paper.cells import table_of_cells, table_of_widths
 from paper.diffusion import Diffusion, Seconds
 from paper.public_code import DIFFUSIONS, NETWORKS
 from paper.student import Student
@@ -186,7 +186,7 @@ def main():
     parser.add_argument("--splits", type=int, default=1)
     args = parser.parse_args()
     if args.table == "cells":
-        show_tables(args, {"paper_cells": table_of_cells(TABLES)})
+        show_tables(args, {"paper_cells": table_of_cells(TABLES), "paper_widths": table_of_widths()})
         return
     table = TABLES[args.table]
     for name, known in (("cases", (*table.cases, "any")), ("methods", table.methods)):

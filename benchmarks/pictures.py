@@ -19,16 +19,10 @@ def reach(_):
     """Values of two kernels against the distance of two draws, in two and in fifty dimensions."""
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), layout="constrained")
     r = np.linspace(0, 6, 200)
-    kernels = {"Gaussian": (Gaussian, BLUE), "IMQ": (IMQ, GREEN)}
-    for name, (kernel, colour) in kernels.items():
-        k = kernel(bandwidth=1.0)
-        values = k.profile(torch.as_tensor(r**2)).numpy()
-        axes[0].plot(r, values, color=colour, label=name)
+    for kernel, colour in ((Gaussian, BLUE), (IMQ, GREEN)):
+        axes[0].plot(r, kernel(bandwidth=1.0).profile(torch.as_tensor(r**2)), color=colour, label=kernel.__name__)
     axes[0].set(
-        xlabel="distance in bandwidths",
-        ylabel="value of the kernel",
-        ylim=(0, 1.05),
-        title="How far a kernel reaches",
+        xlabel="distance in bandwidths", ylabel="value of the kernel", ylim=(0, 1.05), title="A kernel's reach"
     )
     axes[0].legend(frameon=False, fontsize=9)
     rng = np.random.default_rng(0)
@@ -37,9 +31,7 @@ def reach(_):
         axes[1].hist(np.linalg.norm(x[0] - x[1], axis=1), 80, density=True, histtype="step", color=colour, lw=1.5)
     axes[1].text(2.9, 0.32, "d = 2", color=BLUE)
     axes[1].text(11.3, 0.32, "d = 50", color=ORANGE)
-    axes[1].set(
-        xlabel="distance of two draws of N(0, I)", yticks=[], title="In many dimensions all draws are far apart"
-    )
+    axes[1].set(xlabel="distance of two draws of N(0, I)", yticks=[], title="Draws are far apart if d is large")
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
     return figure
@@ -56,13 +48,12 @@ def tail(max_iter):
     reference = np.quantile(np.linalg.norm(exact, axis=1), at)
     ax.plot(reference, reference, "k--", lw=1, label="exact")
     for name, (q, colour) in fits.items():
-        norms = np.linalg.norm(q.sample(100_000, random_state=0), axis=1)
-        ax.plot(reference, np.quantile(norms, at), "o-", ms=3, lw=1, color=colour, label=name)
+        r = np.linalg.norm(q.sample(100_000, random_state=0), axis=1)
+        ax.plot(reference, np.quantile(r, at), "o-", ms=3, lw=1, color=colour, label=name)
     ax.set(xscale="log", yscale="log", xlabel="quantile of the distance, exact", ylabel="quantile of the fit")
-    ax.axvline(np.quantile(np.linalg.norm(exact, axis=1), 0.99), color=GREY, lw=0.8)
-    ax.text(
-        np.quantile(np.linalg.norm(exact, axis=1), 0.99) * 1.08, 0.12, "99% of the draws\nlie to the left", fontsize=9
-    )
+    end = np.quantile(np.linalg.norm(exact, axis=1), 0.99)
+    ax.axvline(end, color=GREY, lw=0.8)
+    ax.text(1.08 * end, 0.12, "99% of the draws\nlie to the left", fontsize=9)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False)
     return figure
@@ -102,36 +93,21 @@ def flow(_):
     return figure
 
 
-def spread(centre, around):
-    """A box in the middle with arrows to and from four others."""
+def cluster(_):
+    """A script and its workers, the thumbnail of the examples that have some."""
     figure, ax = plt.subplots(figsize=(4, 2.8), layout="constrained")
     ax.set(xlim=(-2.1, 2.1), ylim=(-1.45, 1.45))
     ax.set_axis_off()
     for x, y in ((-1.4, 0.95), (1.4, 0.95), (-1.4, -0.95), (1.4, -0.95)):
-        ax.annotate("", (0.6 * x, 0.62 * y), (0.15 * x, 0.2 * y), arrowprops={"arrowstyle": "<->", "color": "k"})
-        ax.text(x, y, around, ha="center", va="center", fontsize=11, bbox={"fc": "w", "ec": BLUE, "lw": 2, "pad": 7})
-    ax.text(0, 0, centre, ha="center", va="center", fontsize=11, bbox={"fc": "w", "ec": ORANGE, "lw": 2, "pad": 7})
+        ax.annotate("", (0.75 * x, 0.76 * y), (0.15 * x, 0.2 * y), arrowprops={"arrowstyle": "<->", "color": "k"})
+        ax.text(
+            x, y, "worker", ha="center", va="center", fontsize=11, bbox={"fc": "w", "ec": BLUE, "lw": 2, "pad": 7}
+        )
+    ax.text(0, 0, "script", ha="center", va="center", fontsize=11, bbox={"fc": "w", "ec": ORANGE, "lw": 2, "pad": 7})
     return figure
 
 
-def cluster(_):
-    """A search and its workers."""
-    return spread("search", "a fit each")
-
-
-def ranks(_):
-    """Processes that hold rows, and the sums that they exchange."""
-    return spread("sums of scores", "rows")
-
-
-PICTURES = {
-    "cluster": cluster,
-    "ranks": ranks,
-    "reach": reach,
-    "tail": tail,
-    "layers": layers,
-    "flow": flow,
-}
+PICTURES = {draw.__name__: draw for draw in (cluster, reach, tail, layers, flow)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

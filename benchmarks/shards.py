@@ -48,12 +48,7 @@ from skksivi.targets import BayesianLogisticRegression, Minibatches, Sharded, fr
 D, PRECISION, BLOCK = 50, 0.01, 100_000
 CASES = ("1 rank", "2 ranks", "1 rank large", "2 ranks large", "stream", "model", "large stream")
 #: Rows of the ranks and of the files, and those of a quick run; columns of the files.
-SIZES = {
-    "fit": 200_000,
-    "large": 10_000_000,
-    "stream": 10_000_000,
-    "large stream": 100_000_000,
-}
+SIZES = {"fit": 200_000, "large": 10_000_000, "stream": 10_000_000, "large stream": 100_000_000}
 QUICK = {"fit": 20_000, "large": 40_000, "stream": 20_000, "large stream": 40_000}
 COLUMNS = {"stream": D, "large stream": 10}
 N_BATCH = 5000

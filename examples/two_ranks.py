@@ -28,7 +28,7 @@ from skksivi.targets import BayesianLogisticRegression, Sharded
 ROWS = 100_000
 MAX_ITER = 500
 CHECKPOINT = None  # a file that all ranks can read
-# sphinx_gallery_thumbnail_path = "_static/guide/ranks.png"
+# sphinx_gallery_thumbnail_path = "_static/guide/cluster.png"
 # sphinx_gallery_start_ignore
 import argparse
 

@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +33,7 @@ from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import Target
 from skksivi.training._run import ordinary_mode
 
-__all__ = ["Replicates", "neg_distance_scorer", "neg_divergence_scorer", "neg_ksd_scorer"]
+__all__ = ["Replicates", "neg_distance_scorer", "neg_divergence_scorer", "neg_ksd_scorer", "within_noise"]
 __dir__ = __all__.copy
 
 #: Gives a number, larger is better, from (estimator, X, y=None).
@@ -276,6 +278,68 @@ def neg_distance_scorer(
     if not callable(metric) and metric not in METRICS:
         raise ValueError(f"`metric` must be one of {sorted(METRICS)} or a callable, got {metric!r}.")
     return _NegDistance(X_reference, metric, n_samples)
+
+
+def within_noise(cv_results: dict[str, Any], metric: str = "score") -> int:
+    r"""Choose the simplest candidate within one standard error of the best, as `refit` of a search.
+
+    Simplest is the candidate that sets the fewest parameters, among equals the first of the grid. So ``{}``, the
+    estimator as it is, comes before any training that does not beat it by more than noise. The standard error is the
+    one of the best candidate's mean, over replicates.
+
+    Parameters
+    ----------
+    cv_results : dict
+        The ``cv_results_`` of a search. Two columns are added, which show what the choice was between:
+        ``se_test_score``, the standard errors of the mean scores, and ``within_noise_score``, whether a candidate is
+        within one standard error of the best.
+    metric : str, default="score"
+        Which of several scorers chooses: ``refit=partial(within_noise, metric="divergence")``. The columns have its
+        name.
+
+    Returns
+    -------
+    best_index : int
+        The number of the candidate, which the search then fits once more.
+
+    Raises
+    ------
+    ValueError
+        There are fewer than two replicates, no scorer of this name, or no candidate with a finite score.
+
+    References
+    ----------
+    Breiman, L., Friedman, J., Olshen, R. and Stone, C. (1984). Classification and regression trees. Wadsworth.
+    Section 3.4.3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skksivi.model_selection import within_noise
+    >>> found = {
+    ...     "params": [{"bandwidth": 1.0}, {}],
+    ...     "split0_test_score": np.array([-0.20, -0.22]),
+    ...     "split1_test_score": np.array([-0.26, -0.25]),
+    ... }
+    >>> within_noise(found)  # as GridSearchCV(..., refit=within_noise) does
+    1
+    """
+    scores = [
+        column for key, column in cv_results.items() if re.fullmatch(rf"split\d+_test_{re.escape(metric)}", key)
+    ]
+    if len(scores) < 2:
+        raise ValueError(
+            f"`within_noise` found {len(scores)} replicates of a metric {metric!r}, expected two or more: "
+            "cv=Replicates(3), and refit=partial(within_noise, metric=NAME) with several scorers."
+        )
+    means = np.mean(scores, axis=0)
+    if np.isnan(means).all():
+        raise ValueError("`within_noise` found no candidate with a finite score; error_score='raise' shows why.")
+    se = np.std(scores, axis=0, ddof=1) / math.sqrt(len(scores))
+    best = np.nanargmax(means)
+    near = means >= means[best] - se[best]
+    cv_results |= {f"se_test_{metric}": se, f"within_noise_{metric}": near}
+    return min(np.flatnonzero(near).tolist(), key=lambda k: len(cv_results["params"][k]))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,13 @@ from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
 from skksivi.kernels import IMQ
 from skksivi.metrics import energy_distance, ksd, sliced_wasserstein
-from skksivi.model_selection import Replicates, neg_distance_scorer, neg_divergence_scorer, neg_ksd_scorer
+from skksivi.model_selection import (
+    Replicates,
+    neg_distance_scorer,
+    neg_divergence_scorer,
+    neg_ksd_scorer,
+    within_noise,
+)
 from skksivi.targets import Banana, ConditionedDiffusion, Target, from_score_fn
 
 TARGET = Banana()
@@ -147,6 +153,28 @@ def test_the_default_grade_is_that_of_the_estimator():
     search = GridSearchCV(QUICK, {"bandwidth": [1.0]}, cv=Replicates(1)).fit(TARGET)
     row = rows(Replicates(1))[0]
     assert search.best_score_ == clone(QUICK).set_params(bandwidth=1.0).fit(TARGET[row]).score(TARGET)
+
+
+#: Of five candidates the third is best, the first two are within its standard error of 0.2, and the last has failed.
+SCORES = np.array([[-1.1, -1.1], [-1.2, -1.1], [-0.8, -1.2], [-3, -3], [math.nan, 0]])
+
+
+def found(scores, params):
+    return {"params": params} | {f"split{k}_test_a": column for k, column in enumerate(np.transpose(scores))}
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [((1, 1, 1, 0, 0), 0), ((2, 1, 2, 0, 0), 1), ((2, 2, 1, 0, 0), 2)])
+def test_the_simplest_candidate_within_one_standard_error_is_kept(sizes, expected):
+    results = found(SCORES, [dict.fromkeys("xy"[:size]) for size in sizes])
+    assert within_noise(results, "a") == expected
+    assert results["within_noise_a"].tolist() == [True, True, True, False, False]
+    assert results["se_test_a"][:4] == pytest.approx([0, 0.05, 0.2, 0])
+
+
+@pytest.mark.parametrize(("scores", "metric"), [(SCORES, "b"), (SCORES[:, :1], "a"), (math.nan * SCORES, "a")])
+def test_a_choice_within_noise_needs_replicates_of_a_known_scorer_and_finite_scores(scores, metric):
+    with pytest.raises(ValueError, match="`within_noise` found"):
+        within_noise(found(scores, [{}] * 5), metric)
 
 
 @pytest.mark.slow

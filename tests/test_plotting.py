@@ -7,6 +7,8 @@ import pytest
 import torch
 from approximators import GaussianTarget, good_fit, short
 from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import GridSearchCV
 
 from skksivi import KSIVIApproximator, plotting
 from skksivi.base import BaseApproximator
@@ -18,6 +20,7 @@ from skksivi.plotting import (
     LayersDisplay,
     LossDisplay,
     MarginalsDisplay,
+    SearchDisplay,
 )
 from skksivi.targets import Banana, Multimodal, from_log_prob, from_score_fn
 
@@ -59,6 +62,7 @@ MAKERS = {
     "density, histogram": lambda ax: DensityDisplay.from_draws(PLANE, kind="histogram", ax=ax),
     "calibration": lambda ax: CalibrationDisplay.from_ranks(RANKS, 19, ax=ax),
     "forest": lambda ax: ForestDisplay.from_draws({"a": X, "b": X + 1}, Y, truth=np.zeros(5), ax=ax),
+    "search": lambda ax: SearchDisplay(scores=X[:4], labels=list("abcd"), chosen=1).plot(ax),
     "layers": lambda ax: LayersDisplay.from_draws([3 * PLANE, 2 * PLANE, PLANE], Banana(), ax=ax),
 }
 every_display = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -135,6 +139,16 @@ def test_a_picture_has_ink_and_named_axes(make):
     pixels = np.asarray(display.figure_.canvas.buffer_rgba())[..., :3]
     assert (pixels < 250).any(-1).mean() > 0.005
     assert any(panel.get_xlabel() for panel in panels_of(display))
+
+
+def test_search_shows_replicates_means_and_the_choice():
+    search = GridSearchCV(Ridge(), [{"alpha": [1e9]}, {}], cv=3).fit(X[:, 1:], X[:, 0])
+    display = SearchDisplay.from_search(search)
+    assert [label.get_text() for label in display.ax_.get_yticklabels()] == ["alpha=1000000000.0", "as it is"]
+    np.testing.assert_allclose(display.means_[0].get_xdata(), search.cv_results_["mean_test_score"])
+    assert (len(display.replicates_), display.chosen) == (3, search.best_index_)
+    with pytest.raises(ValueError, match=r"`metric` is 'ksd', expected one of \['score'\]"):
+        SearchDisplay.from_search(search, metric="ksd")
 
 
 FROM_ESTIMATOR = {

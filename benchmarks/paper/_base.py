@@ -29,6 +29,9 @@ N_QUICK = 100
 #: What the settings of the paper have for KSIVI alone.
 OF_KSIVI = ("kernel", "bandwidth", "gradient_estimator", "mixing", "terms", "early_stopping")
 
+#: By the end of a method's name: widths of the kernel, in units of x, beside the paper's median rule.
+WIDTHS = {f", h = {h}": h for h in (0.5, 2.0)}
+
 
 def layer_of(name, betas=(0.9, 0.999)):
     """Return the settings that KSIVI shares with the other semi-implicit methods, which have betas of their own."""

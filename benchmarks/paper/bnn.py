@@ -4,7 +4,8 @@ As in the public code KSIVI trains the mean on a tenth of the training rows firs
 of an iteration see the same rows, taken in turn. So does "plain", its loop in plain autograd, at the rate that is
 chosen for KSIVI. "KSIVI, two minibatches" starts at random, with all training rows, of which two halves of the draws
 see independent ones. That is unbiased, but so noisy that the training may run away. "SGLD, cut" cuts scores at five
-times the root of the number of weights, which on the yacht data most exceed.
+times the root of the number of weights, which on the yacht data most exceed. A fixed width h of the kernel is tried
+at some rates, and not trained in full.
 
 Learning rates are chosen by the NLL on a tenth of the training rows, once a split, after a quarter of the iterations
 (rows "NAME @ RATE" of the file). Noise precisions are in the units of y; --units legacy takes them as the public code
@@ -25,7 +26,7 @@ import torch
 from sklearn.datasets import load_diabetes
 from sklearn.model_selection import KFold, train_test_split
 
-from paper._base import DEFAULTS, Method, Table, fading, fit, layer_of
+from paper._base import DEFAULTS, WIDTHS, Method, Table, fading, fit, layer_of
 from paper.plain import PlainNetwork, fit_mean
 from paper.public_code import NETWORKS
 from skksivi import KSIVIApproximator, KSIVIRegressor, datasets, paper_settings
@@ -49,6 +50,8 @@ METHODS["plain"] = Method(
 )  # fmt: skip
 METHODS["SGLD, cut"] = Method(partial(METHODS["SGLD"].make, max_score=5.0))
 METHODS["KSIVI, two minibatches"] = METHODS["KSIVI"]
+GRID = {f"KSIVI{end}": Method(partial(KSIVIApproximator, **NETWORK | {"bandwidth": h})) for end, h in WIDTHS.items()}
+METHODS |= GRID
 #: Among which the validation chooses: prior precisions of ours, steps of SGLD, learning rates of the others.
 RATES = ("1e-05", "0.0001", "0.0002", "0.0005", "0.001")
 CHOICES = {
@@ -56,6 +59,7 @@ CHOICES = {
     **dict.fromkeys(METHODS, RATES),
     "plain": (),
     **dict.fromkeys(("SGLD", "SGLD, cut"), ("2e-05", "4e-05", "5e-05", "0.0001")),
+    **dict.fromkeys(GRID, ("0.0001", "0.001")),
 }
 #: Of the regressor where nothing is searched.
 SETTINGS = {"ours": {}, "ours, learned": {"prior_precision": None}}
@@ -113,7 +117,8 @@ class Networks(Table):
                 for method, choices in ({"KSIVI": RATES, "plain": ()} if args.quick else CHOICES).items():
                     if seed < args.splits:
                         yield from ((case, f"{method} @ {c}", seed) for c in choices[: 1 if args.quick else None])
-                    yield case, method, seed
+                    if method not in GRID:
+                        yield case, method, seed
 
     def run(self, case, method, seed, args, rows):
         split = seed % args.splits
@@ -131,7 +136,7 @@ class Networks(Table):
             train, test = train_test_split(train, test_size=0.1, random_state=split)
             make = make._replace(share=1 / 4)
         own = {"step_size" if name.startswith("SGLD") else "learning_rate": float(choice_of_split)}
-        if name in ("KSIVI", "plain"):
+        if name in ("KSIVI", "plain", *GRID):
             train, rows_aside = np.split(train, [-min(round(len(train) / 10), 500)])
             aside = X[rows_aside], y[rows_aside]
         if name == "plain":
@@ -140,8 +145,8 @@ class Networks(Table):
         size = {"n_hidden": 2} if args.quick else {}
         target = NETWORKS[args.units](X[train], y[train], prior_precision=lam, noise_precision=gam, **size)
         q = make(args, **own, random_state=seed)
-        in_parts = SameRows(target) if name == "KSIVI" else Minibatches(target, N_ROWS)
-        if name == "KSIVI":
+        in_parts = SameRows(target) if name in ("KSIVI", *GRID) else Minibatches(target, N_ROWS)
+        if name in ("KSIVI", *GRID):
             start_at(q, in_parts, aside, seed)
         row = fit(q, target if name == "plain" else in_parts)  # the plain loop takes rows itself
         draws = q.sample(N_DRAWS, random_state=seed)

@@ -12,18 +12,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from paper._base import (
-    DEFAULTS,
-    QUICK,
-    Counted,
-    Method,
-    Table,
-    exact_draws,
-    fading,
-    fit,
-    layer_of,
-    sliced_distance,
-)
+from paper._base import DEFAULTS, QUICK, Counted, Method, Table, exact_draws, fading, fit, layer_of, sliced_distance
 from paper.plain import PlainKSIVI
 from paper.public_code import DIFFUSIONS
 from skksivi import KSIVIApproximator, paper_settings

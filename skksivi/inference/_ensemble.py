@@ -222,6 +222,7 @@ def _pooled(members: tuple[A, ...], weights: Tensor, seed: int) -> A:
     made.__dict__.update(
         sampler_=Pooled(tuple(member.sampler_ for member in members), weights),
         n_features_in_=first.n_features_in_,
+        device_=first.device_,
         n_score_calls_=sum(member.n_score_calls_ for member in members),
         n_products_=sum(member.n_products_ for member in members),
         _seed=seed,

@@ -4,7 +4,7 @@ Each class has `plot(ax=None)`, which draws into the axes it is given, or into a
 compute what is shown and call it. The drawn objects are in attributes: `ax_`, `figure_`, lines and so on.
 """
 
-from skksivi.plotting._columns import ForestDisplay, MarginalsDisplay
+from skksivi.plotting._columns import ForestDisplay, MarginalsDisplay, SearchDisplay
 from skksivi.plotting._curves import CalibrationDisplay, LossDisplay
 from skksivi.plotting._planes import DensityDisplay, LayersDisplay
 
@@ -15,4 +15,5 @@ __all__ = [
     "LayersDisplay",
     "LossDisplay",
     "MarginalsDisplay",
+    "SearchDisplay",
 ]

@@ -1,4 +1,4 @@
-"""Columns of draws: marginals, pairs and credible intervals."""
+"""Columns of draws: marginals, pairs and credible intervals; and rows of candidates of a search."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.model_selection import GridSearchCV
 from sklearn.utils import check_scalar
+from sklearn.utils.validation import check_is_fitted
 
 from skksivi.plotting._base import (
+    COLOURS,
+    FAINT,
     OfDraws,
     as_reference,
     as_row,
@@ -370,4 +374,105 @@ class ForestDisplay(OfDraws):
         ax.tick_params(axis="y", length=0)
         if len(layers) > 1 or self.truth is not None:
             ax.legend(frameon=False, fontsize="small")
+        return self
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SearchDisplay:
+    """Scores of the candidates of a search, one row each: replicates, means with one standard error, and the choice.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (n_candidates, n_replicates)
+        Larger is better.
+    labels : sequence of str of length n_candidates
+    chosen : int
+        The row to mark.
+
+    Attributes
+    ----------
+    ax_ : Axes
+    figure_ : Figure
+    means_ : ErrorbarContainer
+    replicates_ : list of Line2D
+        One for each replicate.
+
+    See Also
+    --------
+    skksivi.model_selection.within_noise : The simplest candidate within one standard error of the best.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skksivi.plotting import SearchDisplay
+    >>> scores = np.array([[-0.20, -0.22], [-0.21, -0.25]])
+    >>> display = SearchDisplay(scores=scores, labels=["as it is", "bandwidth=1"], chosen=0).plot()
+    >>> len(display.replicates_)
+    2
+    """
+
+    scores: np.ndarray
+    labels: Sequence[str]
+    chosen: int
+
+    @classmethod
+    def from_search(cls, search: GridSearchCV, *, metric: str = "score", ax: Axes | None = None) -> Self:
+        """Show what a search found.
+
+        Parameters
+        ----------
+        search : GridSearchCV or RandomizedSearchCV
+            Fitted.
+        metric : str, default="score"
+            One of several scorers, by its name.
+        ax : Axes, default=None
+            Where to draw; None makes a figure.
+
+        Returns
+        -------
+        display : SearchDisplay
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        ValueError
+            The search has no scorer of this name.
+        """
+        check_is_fitted(search)
+        found = search.cv_results_
+        first = "split0_test_"
+        known = sorted(key.removeprefix(first) for key in found if key.startswith(first))
+        if metric not in known:
+            raise ValueError(f"`metric` is {metric!r}, expected one of {known}, the scorers of the search.")
+        scores = np.stack([found[f"split{k}_test_{metric}"] for k in range(search.n_splits_)], -1)
+        labels = [", ".join(f"{name}={value}" for name, value in own.items()) for own in found["params"]]
+        return cls(scores=scores, labels=[label or "as it is" for label in labels], chosen=search.best_index_).plot(
+            ax
+        )
+
+    def plot(self, ax: Axes | None = None) -> Self:
+        """Draw.
+
+        Parameters
+        ----------
+        ax : Axes, default=None
+            Where to draw; None makes a figure.
+
+        Returns
+        -------
+        self : SearchDisplay
+        """
+        (n, m), rows = self.scores.shape, np.arange(len(self.scores))
+        ax = own_axes(ax, (6.4, 1 + 0.28 * n))
+        self.ax_, self.figure_ = ax, ax.figure
+        self.replicates_: list[Line2D] = [ax.plot(own, rows, "|", color=FAINT)[0] for own in self.scores.T]
+        means, se = self.scores.mean(1), self.scores.std(1, ddof=min(1, m - 1)) / np.sqrt(m)
+        self.means_ = ax.errorbar(means, rows, xerr=se, fmt="o", color=COLOURS[0])
+        ax.plot(means[self.chosen], self.chosen, "o", ms=14, mfc="none", color=COLOURS[1], label="chosen")
+        ax.set_yticks(rows, self.labels)
+        ax.set(ylim=(n - 0.4, -0.6), xlabel="score: means, standard errors, replicates")
+        ax.grid(axis="x", color="0.92")
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(frameon=False, fontsize="small")
         return self

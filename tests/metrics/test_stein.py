@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import normal_array, pushed
 
+from skksivi import metrics
 from skksivi._utils.arrays import make_generator
 from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz, Tilted
-from skksivi import metrics
 from skksivi.metrics import ksd, ksd_test
 from skksivi.stein import _discrepancy
 from skksivi.stein._discrepancy import FixedKernelKSD, stein_kernel

@@ -82,6 +82,20 @@ def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
     return ratio, ratio - (ends + 5 * (f2 + f4)) / 12
 
 
+def simpson(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Integrate the score along lines by Simpson's rule, see `kronrod`.
+
+    The gap is the difference from the rule of the two ends, exact where log p is quadratic. It is 16 times the error
+    or more where log p has a degree up to six.
+    """
+    points = torch.stack([torch.lerp(a.expand_as(b), b, 0.5), b])
+    s_a, s = score_fn(a.reshape(-1, a.shape[-1])).detach(), score_fn(points.flatten(0, 1)).detach().view(points.shape)
+    f_1, f_b = (s * (b - a)).sum(-1)
+    ends = (s_a * (b - a)).sum(-1) + f_b
+    ratio = (ends + 4 * f_1) / 6
+    return ratio, ratio - ends / 2
+
+
 def in_panels(score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Integrate the score along lines by Kronrod's rule in panels, the first as long as the inner part of a target,
     each other four times: one panel would pass over that where a line leads far out.

@@ -265,15 +265,6 @@ def test_training_follows_what_no_gaussian_can(short_networks):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:KL:sklearn.exceptions.ConvergenceWarning")
-def test_a_refined_fit_is_nearer():
-    q = fitted(log_gamma_score, np.linspace(-2, 2, 60)[:, None], n_features=1, max_score_calls=1200)
-    before = skksivi.certificate(q.at([0.5]), q.target([0.5]), random_state=0)
-    refined = q.refine([0.5], max_iter=200)
-    assert refined.certificate_.divergence < before.divergence / 2
-
-
-@pytest.mark.slow
 def test_modes_without_parameters_are_refined():
     """Without parameters the fit is one Gaussian, whose certificates cannot be computed between the modes; chains
     from its draws reach both.
@@ -338,25 +329,6 @@ def test_batches_are_lists_of_sets_or_of_rows():
     assert [len(part) for part in as_contexts(made, CPU, sets=True)] == [3, 1, 2]
     made, _ = simulated(iter([[[1.0, 2.0]], [[3.0, 4.0]]]), None, 0, np.random.RandomState(0), sets=False)
     assert as_contexts(made, CPU, sets=False).tolist() == [[1.0, 2.0], [3.0, 4.0]]
-
-
-class Summary(torch.nn.Module):
-    """A module of single precision, as torch makes them."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(2, 2)
-        self.linear.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
-
-    def forward(self, y):
-        return self.linear(y)
-
-
-@pytest.mark.slow
-def test_a_summary_is_any_module():
-    q = fitted(summary=Summary(), max_score_calls=400, hidden_layer_sizes=(4,))
-    X = q.sample(4000, [1.0, -1.0], random_state=0)
-    np.testing.assert_allclose(X.mean(0), [0.5, -0.5], atol=0.15)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from plain_targets import stan
 from scipy.stats import nbinom, norm
 
 from skksivi import KSIVIApproximator, __version__, to_arviz
@@ -17,20 +18,15 @@ def normal(x):
     return -((x - torch.arange(3).to(x)) ** 2).sum(1) / 2
 
 
-class Arrays:
-    """A model of a scale and a matrix, in BridgeStan's interface."""
-
-    def param_unc_num(self):
-        return 3
-
-    def log_density_gradient(self, theta):
-        return -theta @ theta / 2, -theta
-
-    def param_names(self):
-        return ["scale", "beta.1", "beta.2"]
-
-    def param_constrain(self, theta):
-        return np.hstack([np.exp(theta[0]), theta[1:]])
+def of_arrays():
+    """A model of a scale and a vector, in BridgeStan's interface."""
+    model = stan(
+        3,
+        lambda theta: (-theta @ theta / 2, -theta),
+        param_names=lambda: ["scale", "beta.1", "beta.2"],
+        param_constrain=lambda theta: np.hstack([np.exp(theta[0]), theta[1:]]),
+    )
+    return from_bridgestan(model)
 
 
 NAMED = from_log_prob(normal, 3, names=["a", "b", "c"])
@@ -152,7 +148,7 @@ FUNCTIONS = [
 @pytest.mark.parametrize(("module", "name"), FUNCTIONS)
 def test_arviz_takes_them(module, name, monkeypatch):
     arviz = pytest.importorskip(module, reason="not what is installed of ArviZ")
-    target = from_bridgestan(Arrays())
+    target = of_arrays()
     q = Laplace(random_state=0).fit(target)
     getattr(arviz, name)(to_arviz(q, target, 200, random_state=0))
     if module != "arviz":
@@ -162,7 +158,7 @@ def test_arviz_takes_them(module, name, monkeypatch):
 
 
 def test_draws_are_in_the_space_of_the_model():
-    target = from_bridgestan(Arrays())
+    target = of_arrays()
     q = Laplace(random_state=0).fit(target)
     data = to_arviz(q, target, 50, random_state=1)
     X = q.sample(50, random_state=1)
@@ -178,7 +174,7 @@ def test_without_names_the_draws_are_one_variable(target):
 
 
 def test_dimensions_have_the_names_of_the_target_and_then_those_given():
-    target = from_bridgestan(Arrays())
+    target = of_arrays()
     target.dims, target.coords = {"beta": ("column",)}, {"column": ["u", "v"], "row": [1, 2, 3]}
     q = Laplace(random_state=0).fit(target)
     beta = to_arviz(q, target, 5).posterior["beta"]
@@ -227,16 +223,6 @@ def test_groups_are_those_asked_for():
     target.log_likelihood = lambda x: x.sum(1)
     with pytest.raises(ValueError, match=r"`log_likelihood` of `target` returned shape \(40,\), expected \(40, r"):
         to_arviz(q, target, 40, groups=["log_likelihood"])
-
-
-def test_a_file_of_arviz_brings_them_back(tmp_path):
-    pytest.importorskip("h5netcdf", reason="xarray writes files by it")
-    import xarray
-
-    data = to_arviz(FITTED, NAMED, 20)
-    data.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
-    with xarray.open_datatree(tmp_path / "draws.nc", engine="h5netcdf") as read:
-        np.testing.assert_array_equal(read.posterior["b"].values, data.posterior["b"].values)
 
 
 def test_what_is_wrong_is_told(monkeypatch):

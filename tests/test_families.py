@@ -1,8 +1,6 @@
 """Semi-implicit families: their scores, densities and start, against autograd and torch.distributions."""
 
-import copy
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -208,18 +206,6 @@ def test_a_bootstrap_returns_its_points():
     points = normal(100, 2)
     z = Bootstrap(points)(5000, points, generator())
     assert {tuple(row) for row in z.tolist()} == {tuple(row) for row in points.tolist()}
-
-
-def test_a_bootstrap_is_kept_by_copies_pickles_and_conversion():
-    points = normal(100, 2).float()
-    mixing = Bootstrap(points)
-    expected = mixing(20, points, generator())
-    for again in (copy.deepcopy(mixing), pickle.loads(pickle.dumps(mixing))):  # noqa: S301
-        assert torch.equal(again(20, points, generator()), expected)
-        assert again.latent_dim == 2
-    double = copy.deepcopy(mixing).double()
-    assert double(20, points.double(), generator()).dtype == torch.float64
-    assert not list(mixing.parameters())
 
 
 @every_scale

@@ -20,7 +20,7 @@ import scipy.stats
 import torch
 from approximators import global_state, good_fit
 from misbehaving import Misbehaving, raising
-from plain_targets import resolved
+from plain_targets import own, resolved
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
@@ -270,22 +270,16 @@ DOUBLE = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Dropout(0.2), torch.nn.Li
 SINGLE = copy.deepcopy(DOUBLE).float()
 
 
-class OfDropout(Target):
-    n_features = 2
-
-    def score_fn(self, x):
-        return DOUBLE(x) - 3 * x
-
-    def score_vjp(self, x):
-        return self.score_fn(x), lambda v: -3 * v
+def of_dropout(x):
+    return DOUBLE(x) - 3 * x
 
 
 DROPOUT = {
-    "double": lambda x: DOUBLE(x) - 3 * x,
+    "double": of_dropout,
     "single": lambda x: SINGLE(x) - 3 * x,
     "function": lambda x: -3 * x + torch.nn.functional.dropout(x, 0.5),
     "no graph": lambda x: (DOUBLE(x) - 3 * x).detach(),
-    "a product": OfDropout(),
+    "a product": own(2, score_fn=of_dropout, score_vjp=lambda x: (of_dropout(x), lambda v: -3 * v)),
 }
 
 

@@ -125,25 +125,6 @@ def test_a_layer_can_be_drawn_alone():
     torch.testing.assert_close(family.draw(6, generator(1), score_fn, 3), base)
 
 
-@torch.no_grad()
-def test_the_density_of_the_last_layer_given_the_one_above():
-    family, score_fn = hierarchy(), XShaped().to(dtype=torch.float64).score_fn
-    x, before, _, _ = family.path(4, generator(1), score_fn)
-    mu = before + family.networks[0](before) + family.half_square * score_fn(before)
-    expected = torch.distributions.Normal(mu, family.sigma(0)).log_prob(x).sum(-1)
-    torch.testing.assert_close(family.log_conditional(0, x, before, score_fn(before)), expected)
-
-
-def test_training_starts_at_a_langevin_chain():
-    q = fit(whiten=None, mixing="normal", max_iter=1, learning_rate=1e-30, initial_scale=0.8, bridge="linear")
-    noise = generator(5)
-    x = torch.randn(7, 2, generator=noise)
-    for _ in range(2):  # every s_t is -x here
-        x = x * (1 - 0.8**2 / 2) + 0.8 * torch.randn(7, 2, generator=noise)
-    u = q.family_.draw(7, generator(5), torch.neg)
-    torch.testing.assert_close(u, x, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "parameters",
     [

@@ -1,9 +1,7 @@
 """Search: replicates, scorers, and scikit-learn's, optuna's and dask's tools on a target."""
 
 import math
-import os
 import pickle
-import signal
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ from skksivi.baselines import Laplace
 from skksivi.kernels import IMQ
 from skksivi.metrics import energy_distance, ksd, sliced_wasserstein
 from skksivi.model_selection import Replicates, neg_distance_scorer, neg_divergence_scorer, neg_ksd_scorer
-from skksivi.targets import Banana, ConditionedDiffusion, Target, from_score_fn
+from skksivi.targets import Banana, ConditionedDiffusion, from_score_fn
 
 TARGET = Banana()
 QUICK = KSIVIApproximator(  # the U-statistic: without a search for coordinates
@@ -356,49 +354,6 @@ def test_a_mistake_is_named(mistake):
 
 
 # A cluster
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    distributed = pytest.importorskip("distributed")
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL"
-        ) as workers,
-        distributed.Client(workers),
-    ):
-        yield workers
-
-
-def deadly(marker):
-    """Return a target that kills the first worker which asks for its score; here, so that it is sent by value."""
-
-    class Deadly(Target):
-        n_features = 2
-        home = os.getpid()
-
-        def score_fn(self, x):
-            if os.getpid() != self.home:
-                try:
-                    marker.touch(exist_ok=False)
-                except FileExistsError:
-                    pass
-                else:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return -x
-
-    return Deadly()
-
-
-@pytest.mark.slow
-def test_a_search_survives_a_killed_worker(cluster, tmp_path):
-    marker = tmp_path / "killed"
-    target = deadly(marker)
-    search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=SCORER, error_score="raise")
-    with parallel_config("dask"):
-        there = clone(search).fit(target)
-    assert marker.exists()
-    assert_same_table(there, clone(search).fit(target))
 
 
 @pytest.mark.slow

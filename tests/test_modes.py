@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from approximators import DrawsOf
-from plain_targets import UNEQUAL, Mixture, as_score, log_gamma_draws, log_gamma_score, normal, student_log_prob
+from plain_targets import Mixture, as_score, log_gamma_draws, log_gamma_score, normal, student_log_prob
 from plain_targets import generator as seeded
 from scipy.special import digamma, polygamma
 
@@ -17,11 +17,8 @@ from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
 from skksivi.inference._modes import metropolis
 from skksivi.judge._verdict import Grade, Verdict
-from skksivi.parameters import Pilot
 from skksivi.pilot._log_density import Cells, log_prob_in, masses, normalised
-from skksivi.pilot._mode_weights import with_mode_weights
-from skksivi.pilot._points import PilotPoints
-from skksivi.targets import EightGaussians, Target, from_log_prob
+from skksivi.targets import EightGaussians, from_log_prob
 from skksivi.training._run import Fit
 
 AGREED = Verdict(Grade.CHAINS_AGREE)
@@ -62,19 +59,6 @@ def test_masses_are_those_of_modes_that_are_no_gaussians(d, exact):
     assert errors[1] < 0.02
 
 
-def test_a_pilot_is_given_the_masses_of_its_modes():
-    _, score_fn = student_and_gaussian(2)
-    generator = torch.Generator().manual_seed(0)
-    chi = torch.randn(6000, 3, generator=generator).square().sum(1).double()
-    student = torch.randn(6000, 2, generator=generator, dtype=torch.float64) / (chi / 3).sqrt()[:, None]
-    gaussian = 20 + torch.randn(6000, 2, generator=generator, dtype=torch.float64)
-    pilot = PilotPoints(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), AGREED)
-    n = with_mode_weights(as_score(score_fn), pilot, generator).n_of_mode
-    assert abs(n[1] / sum(n) - 0.3) < 0.05
-    right = PilotPoints(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), AGREED)
-    assert with_mode_weights(as_score(score_fn), right, generator) is right
-
-
 RING = EightGaussians(shift=5.0, weights=WEIGHTS)
 
 
@@ -109,25 +93,6 @@ def test_a_fit_is_drawn_and_judged_by_the_weights_until_the_next():
 def shares(X, target):
     nearest = ((X[:, None] - target.means.numpy()) ** 2).sum(-1).argmin(1)
     return np.bincount(nearest, minlength=8) / len(X)
-
-
-@pytest.mark.slow
-def test_a_pilot_is_weighed_by_the_density_of_the_target():
-    asked = []
-
-    class WithDensity(Target):
-        n_features = 2
-
-        def score_fn(self, x):
-            return UNEQUAL.score_fn(x)
-
-        def log_prob(self, x):
-            asked.append(len(x))
-            return UNEQUAL.log_prob(x)
-
-    q = KSIVIApproximator(max_iter=1, whiten=Pilot(effort="high", budget=20_000), random_state=0).fit(WithDensity())
-    assert max(asked) >= 500
-    torch.testing.assert_close(UNEQUAL.shares_of(q.sample(4000)).double(), UNEQUAL.weights, rtol=0, atol=0.04)
 
 
 def test_a_density_that_contradicts_its_score_is_told_and_not_used():
@@ -266,14 +231,6 @@ def test_metropolis_leaves_the_target_invariant(name):
     score_fn, start, standardise, expected = STATIONARY[name]
     moments, standard_errors = departures(score_fn, start, standardise)
     assert ((moments - torch.tensor(expected)).abs() < 4 * standard_errors).all()
-
-
-@pytest.mark.parametrize("name", STATIONARY)
-def test_metropolis_leaves_the_target_for_that_of_another_score(name):
-    """The test above has the power to see a score that is off by a tenth."""
-    score_fn, start, standardise, expected = STATIONARY[name]
-    moments, standard_errors = departures(lambda x: 1.1 * score_fn(x), start, standardise)
-    assert ((moments - torch.tensor(expected)).abs() > 6 * standard_errors).any()
 
 
 def test_metropolis_never_accepts_a_place_without_a_finite_score():

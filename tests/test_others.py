@@ -69,18 +69,6 @@ def test_ascents_end_at_the_modes_of_long_components(seed):
     assert n_new == 0
 
 
-@pytest.mark.slow
-def test_narrow_modes_are_found_in_nine_of_ten_seeds():
-    """A third of the width, 8.7 standard deviations away in five dimensions; 17 of 20."""
-    found = 0
-    for seed in range(20, 40):
-        p = apart(5, 8.7, (1.0, 0.3), seed=seed)
-        found += len(
-            all_modes(as_score(p.score_fn, d=5), origin(5), Affine(p.means[0], unit(5)), generator(seed)).maps
-        )
-    assert found - 20 >= 17
-
-
 def scattered_mixture(k, d, half_width):
     centres = np.random.RandomState(0).uniform(-half_width, half_width, (k, d))
     centres[0] = 0
@@ -96,15 +84,6 @@ def test_many_modes_are_found_until_a_round_finds_no_other(k, d):
     n, n_new = found.ascents
     assert n > k
     assert n_new == 0
-
-
-@pytest.mark.slow
-def test_a_search_that_finds_new_modes_to_its_end_says_so():
-    """There are 300, and the search ends at 120."""
-    p = scattered_mixture(300, 5, 60.0)
-    found = all_modes(as_score(p.score_fn, d=5), origin(5), Affine(origin(5), unit(5)), generator())
-    n, n_new = found.ascents
-    assert n_new / n > 0.05
 
 
 def test_a_missed_mode_has_a_probability():
@@ -293,25 +272,6 @@ def test_the_images_of_a_part_of_a_target_add_up_to_it():
     torch.testing.assert_close(log_parts.logsumexp(0), score.log_prob(x))
     y = x.requires_grad_()
     torch.testing.assert_close(part(x.detach()), torch.autograd.grad(part.log_prob(y).sum(), y)[0])
-
-
-@pytest.mark.slow
-def test_labels_of_three_components_that_overlap_are_in_equal_shares():
-    """Modes of two kinds, three apart and one component empty; shares of 4,000 draws within five standard errors."""
-    rng = np.random.default_rng(1)
-    y = torch.as_tensor(3.0 * rng.choice(3, 90, p=[0.3, 0.3, 0.4]) + rng.normal(size=90))
-
-    def log_prob(w, mu, s):
-        parts = w.log()[:, None] - ((y[:, None] - mu[:, None]) / s[:, None]).square() / 2 - s[:, None].log()
-        priors = ((mu - 3) / 5).square() / 2 + (s.log() / 0.5).square() / 2 + s.log() - w.log()
-        return parts.logsumexp(2).sum(1) - priors.sum(1)
-
-    target = constrained(log_prob, {"w": ("simplex", 3), "mu": ("real", 3), "s": ("positive", 3)})
-    q = KSIVIApproximator(random_state=0).fit(target)
-    assert q.verdict_.good
-    assert q.n_score_calls_ < 100_000
-    largest = target.constrain(q.sample(4000, random_state=0))["mu"].argmax(1)
-    np.testing.assert_allclose(np.bincount(largest) / 4000, 1 / 3, atol=5 * math.sqrt(2 / 9 / 4000))
 
 
 @pytest.mark.parametrize("jump", [0.0, 2.0])

@@ -1,6 +1,5 @@
 """The predictors are scikit-learn's, and predict by the posterior."""
 
-import logging
 import pickle
 import warnings
 
@@ -29,7 +28,7 @@ from sklearn.utils.estimator_checks import (
 )
 
 from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor
-from skksivi.baselines import SVGD, Laplace, MeanFieldVI
+from skksivi.baselines import Laplace, MeanFieldVI
 from skksivi.parameters import Pilot, Scale
 from skksivi.predictors import _predictors
 from skksivi.predictors._predictors import trained_weights
@@ -211,32 +210,11 @@ def test_weights_of_classes_are_those_of_their_rows():
     assert balanced.predict_proba(IRIS)[:, 1].mean() > m.fit(IRIS, y).predict_proba(IRIS)[:, 1].mean()
 
 
-@pytest.mark.slow
-@ORDINARY
-def test_a_fit_says_what_it_does_if_asked(caplog):
-    m = KSIVIRegressor(approximator=TINY, random_state=0, verbose=1).fit(X[:30, :2], Y[:30])
-    assert "a linear function" in caplog.text
-    assert "iteration" in caplog.text
-    caplog.clear()
-    caplog.set_level(logging.WARNING, "skksivi")
-    m.set_params(verbose=0).fit(X[:30, :2], Y[:30])
-    assert not caplog.text
-
-
 @ORDINARY
 def test_units_do_not_matter():
     a = clone(ESTIMATORS[0]).fit(X, Y).predict(X)
     b = clone(ESTIMATORS[0]).fit(1e3 * X + 5, 1e-3 * Y - 7).predict(1e3 * X + 5)
     np.testing.assert_allclose((b + 7) * 1e3, a, rtol=1e-6)
-
-
-@ORDINARY
-def test_parameters_of_the_approximator_are_searched_in_a_pipeline(uncertified):
-    pipeline = make_pipeline(StandardScaler(), clone(ESTIMATORS[0]).set_params(approximator=TINY))
-    search = GridSearchCV(pipeline, {"ksiviregressor__approximator__bandwidth": [0.5, 2.0]}, cv=2).fit(X, Y)
-    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
-    best = search.best_estimator_[-1]
-    assert best.approximator_.bandwidth == search.best_params_["ksiviregressor__approximator__bandwidth"]
 
 
 @ORDINARY
@@ -323,17 +301,6 @@ def test_any_approximator_will_do_and_is_left_alone(approximator, uncertified):
     again = KSIVIRegressor(model="linear", approximator=approximator, random_state=0).fit(X, Y)
     np.testing.assert_array_equal(again.predict(X), m.predict(X))
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(m)).predict(X), m.predict(X))  # noqa: S301
-
-
-@ORDINARY
-@pytest.mark.parametrize("approximator", [SVGD(n_particles=30, max_iter=5), MeanFieldVI(max_iter=5)])
-def test_networks_are_fitted_by_other_methods_too(approximator):
-    rng = np.random.RandomState(0)
-    x = rng.normal(size=(40, 2))
-    m = KSIVIRegressor(model="network", n_hidden=3, approximator=approximator, n_draws=50, random_state=0)
-    m.fit(x, x[:, 0])
-    assert np.isfinite(m.predict(x)).all()
-    assert (m.draws_.std(0) > 0).all()
 
 
 @pytest.mark.parametrize(

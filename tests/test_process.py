@@ -9,7 +9,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
 from skksivi.predictors import _process
-from skksivi.predictors._process import LEAST_NOISE, PROFILES, Precisions, choose, fit_process, log_evidence, merged
+from skksivi.predictors._process import LEAST_NOISE, PROFILES, Precisions, fit_process, log_evidence, merged
 
 RNG = np.random.RandomState(0)
 X = RNG.normal(size=(40, 2))
@@ -88,18 +88,6 @@ def test_the_posterior_of_the_precisions_is_that_with_coefficients():
     ours = target.log_prob(torch.as_tensor(points)).numpy()
     expected = [log_integral(x) for x in points]
     np.testing.assert_allclose(ours - ours[0], np.subtract(expected, expected[0]), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("frequency", [2.0, 5.0])
-def test_waves_in_one_of_three_columns_are_found(frequency):
-    for seed in range(2):
-        rng = np.random.RandomState(seed)
-        x = rng.normal(size=(80, 3))
-        y = np.sin(frequency * x[:, 0]) + 0.3 * rng.normal(size=80)
-        lengths = choose(*tensors(x, (y - y.mean()) / y.std(), np.ones(80))).theta[3:]
-        assert lengths.argmin() == 0
-        assert len(lengths) == 3
 
 
 def test_of_many_rows_some_are_centres_and_all_are_seen(monkeypatch):

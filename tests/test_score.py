@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import PAIR, RING, GaussianScore, as_score, log_gamma_score, normal, student_score
+from plain_targets import PAIR, RING, GaussianScore, as_score, log_gamma_score, normal, own, student_score
 
 from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
@@ -27,7 +27,6 @@ from skksivi.targets import (
     BayesianLogisticRegression,
     ConditionedDiffusion,
     Multimodal,
-    Target,
     XShaped,
     from_score_fn,
 )
@@ -204,16 +203,10 @@ def test_a_constant_score_is_legitimate(score_fn):
 @pytest.mark.parametrize("has_graph", [True, False])
 @pytest.mark.parametrize("factor", [2.85, 3.0, 3.15])
 def test_an_own_product_is_preferred_and_refused_if_it_is_wrong_by_a_twentieth(has_graph, factor):
-    class Own(Target):
-        n_features = 2
+    def score_fn(x):
+        return -((x if has_graph else x.detach()) ** 3)
 
-        def score_fn(self, x):
-            return -(x**3) if has_graph else -(x.detach() ** 3)
-
-        def score_vjp(self, x):
-            return self.score_fn(x), lambda v: -factor * x**2 * v
-
-    target = Own()
+    target = own(2, score_fn=score_fn, score_vjp=lambda x: (score_fn(x), lambda v: -factor * x**2 * v))
     if factor == 3:
         score = resolved(target, None)
         assert score.score_vjp is not None
@@ -228,20 +221,13 @@ def test_an_own_product_is_preferred_and_refused_if_it_is_wrong_by_a_twentieth(h
 def test_a_score_with_its_own_product_is_evaluated_without_a_graph():
     """A graph would hold what each of many draws needs for its product, gigabytes for a network on large data."""
 
-    class WithoutProduct(Target):
-        n_features = 2
-
-        def score_fn(self, x):
-            seen.append(x.requires_grad)
-            return -x
-
-    class WithProduct(WithoutProduct):
-        def score_vjp(self, x):
-            return -x, lambda v: -v
+    def score_fn(x):
+        seen.append(x.requires_grad)
+        return -x
 
     seen = []
-    for cls, needs_graph in ((WithoutProduct, True), (WithProduct, False)):
-        score = resolved(cls(), None, dtype=torch.float64)
+    for more, needs_graph in (({}, True), ({"score_vjp": lambda x: (-x, torch.neg)}, False)):
+        score = resolved(own(2, score_fn=score_fn, **more), None, dtype=torch.float64)
         seen.clear()
         score(normal(3, 2))
         assert seen == [needs_graph]

@@ -189,7 +189,7 @@ FAULTS = {
     "kind": "ValueError: `target_of_rows` of rank 1 has target = 'BayesianLogisticRegression', but",
     "empty": "Found array with 0 sample(s) (shape=(0, 3))",
     "no rows": "ValueError: The target has no rows; use fewer ranks or shards.",
-    "no prior": "TypeError: `prior` of Plain is not known (AttributeError: 'Plain' object has no attribute 'subset')",
+    "no prior": "TypeError: `prior` of LogisticDensity is not known (AttributeError: 'LogisticDensity' object has no",
     "no target": "TypeError: `target_of_rows` returned a NoneType, expected a target.",
     "batches": "ValueError: `target_of_rows` of rank 1 has batch_size = 31, but rank 0 has 30; all must have",
     "version": "ValueError: `target_of_rows` of rank 1 has version of skksivi = '0.1', but rank 0 has '0.0'",

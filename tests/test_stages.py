@@ -277,19 +277,6 @@ def test_of_rough_points_the_nearest_to_the_target_are_taken():
         assert known.points.x.std() == pytest.approx(1.2, rel=0.1)
 
 
-@pytest.mark.slow
-def test_stages_that_diverge_leave_the_rest_to_long_chains(monkeypatch):
-    monkeypatch.setattr("skksivi.pilot._stages.matched", lost)
-    with pytest.raises(DivergedError):
-        pilot_of(bent_score, 2, seed=1)
-    monkeypatch.undo()
-    monkeypatch.setattr("skksivi.pilot._stages.ShortChains.propose", lost)
-    _, points, verdicts = pilot_of(bent_score, 2, seed=1, budget=500_000)
-    assert verdicts["short chains"] == ""
-    assert list(verdicts)[-1] == "long chains"
-    assert abs(points.x[:, 1].mean() - 1) < 0.2 * points.x[:, 1].std()
-
-
 def test_a_wider_search_begins_again_from_the_better_mode(monkeypatch):
     """Both modes are there from its point of view, and each stage is in the report."""
     far = UNEQUAL.means[1:]
@@ -322,10 +309,3 @@ def test_high_effort_runs_long_chains_unless_coordinates_are_warped():
     assert _suffices(known)  # whose errors are small
     known.settings = Pilot(effort="high")
     assert not _suffices(known)
-
-
-def test_the_report_says_what_was_tried_before_the_curvature(monkeypatch):
-    monkeypatch.setattr("skksivi.pilot._stages.Newton.propose", lost)
-    _, points, verdicts = pilot_of(torch.neg, 5, skip=THOROUGH_NAMES)
-    assert points is None
-    assert verdicts == {"mode search": ""}

@@ -12,7 +12,7 @@ from sklearn.base import clone
 
 import skksivi
 from skksivi import KSIVIApproximator, certificate, diagnose, expectation, refine
-from skksivi.coordinates._warp import Level, Warp, features, skewed, unskewed
+from skksivi.coordinates._warp import Level, Warp, skewed, unskewed
 from skksivi.coordinates._warp_fit import fitted_warp, reshaped
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Checkpoint, Network, Pilot
@@ -125,14 +125,6 @@ def test_the_score_is_that_of_the_density(warp, has_density):
     assert (pulled.log_prob is None) != has_density
     if has_density:
         torch.testing.assert_close(pulled.log_prob(y.detach()), (target.log_prob(x) + log_scale).detach())
-
-
-def test_features_are_smooth_and_grow_no_faster_than_squares():
-    t = torch.tensor([[-1e6], [-2.0], [0.0], [2.0], [1e6]], dtype=torch.float64)
-    F, G = features(t)
-    assert F.isfinite().all()
-    torch.testing.assert_close(F[2], torch.tensor([0.0, -1.0, 0.0, 1.0], dtype=torch.float64))
-    torch.testing.assert_close(G[1:4, 1], t[1:4, 0].cosh().log())
 
 
 @pytest.mark.parametrize(
@@ -248,17 +240,6 @@ def test_what_would_have_no_meaning_in_warped_coordinates_forbids_them(parameter
         warnings.simplefilter("ignore")
         q = clone(quick).set_params(**parameters).fit(Bent())
     assert q.whitening_.warp is None
-
-
-@pytest.mark.slow
-def test_high_effort_is_no_worse_where_long_chains_are():
-    """It takes them only where short ones have not converged in warped coordinates."""
-    auto, high = (
-        KSIVIApproximator(whiten=Pilot(effort=effort), random_state=0).fit(Bent()) for effort in ("auto", "high")
-    )
-    assert high.whitening_.converged
-    assert str(high.whitening_.warp) == str(auto.whitening_.warp)
-    assert high.n_score_calls_ >= auto.n_score_calls_  # it looks at more points for narrow modes
 
 
 def test_drivers_of_points_that_have_converged_are_skewed():

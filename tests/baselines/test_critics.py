@@ -5,14 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_family import TARGET, LinearFamily, layer, spied_critics, target_score, z_scores
-from misbehaving import Misbehaving, raising
+from linear_family import TARGET, LinearFamily, layer, spied_critics, target_score
 from plain_targets import Mixture, generator, normal
 
 from skksivi.baselines import HSIVISM, SIFG, SIVISM, _critics
-from skksivi.baselines._critics import Critics, NoisyPoints, fisher_bound
+from skksivi.baselines._critics import Critics, NoisyPoints
 from skksivi.coordinates._whitening import Whitening
-from skksivi.families._layer import MultilayerPerceptron
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam
@@ -22,20 +20,6 @@ from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
 from skksivi.targets import Banana
 from skksivi.training._loop import Scheduled, flatten, learning_rate_factor
-
-
-def test_the_bound_and_its_gradients_are_those_of_the_definition():
-    network = MultilayerPerceptron([3, 8, 3], generator(), torch.float64)
-    flatten(network)
-    x, f, offset = (normal(6, 3, seed=seed).requires_grad_() for seed in range(3))
-    g = network(x) + offset
-    expected = (2 * g * f - g.square()).sum(-1).mean()
-    gradients = torch.autograd.grad(expected, (x, f, offset, *network.parameters()))
-    with torch.no_grad():
-        bound = fisher_bound(network, x, f, offset)
-    torch.testing.assert_close(bound.value, expected.detach())
-    actual = (bound.dx, bound.df, bound.doffset, *(p.grad for p in network.parameters()))
-    torch.testing.assert_close(actual, gradients)
 
 
 def fisher_divergence(q):
@@ -81,22 +65,6 @@ def test_the_best_critic_is_the_difference_of_the_scores():
     assert critics.bounds(x[None], f[None]).value.item() == pytest.approx(divergence.item(), rel=0.03)
 
 
-def test_the_gradient_against_the_best_critic_is_that_of_the_fisher_divergence():
-    q, again, rows = LinearFamily(), generator(), []
-    divergence, slope, intercept = fisher_divergence(q)
-    expected = torch.cat([g.flatten() for g in torch.autograd.grad(divergence, q.parameters)])
-    with torch.no_grad():
-        critics = linear_critics(max_iter=400)
-        critics.networks[0].layers[0].weight.copy_(slope)
-        critics.networks[0].layers[0].bias.copy_(intercept)
-        for _ in range(100):
-            x, f, pullback = draw(q, 200, again)
-            bound = critics.bounds(x[None], f[None])
-            pullback(bound.dx[0], bound.df[0])
-            rows.append(torch.cat([p.grad.flatten() for p in q.parameters]))
-    assert z_scores(torch.stack(rows), expected).max() < 4
-
-
 def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
     family = layer(NormalDraws(2), 3, (7,))
     flatten(family)
@@ -137,29 +105,6 @@ def test_the_skip_of_the_critic_may_change_with_progress():
             ValueError, match=f"`critic_skip` returned {wrong!r} at progress 0, expected a number of zero or more"
         ):
             loss_curve(lambda progress, wrong=wrong: wrong)
-
-
-def test_widths_of_the_critic_are_checked():
-    with pytest.raises(ValueError, match="`critic_hidden_layer_sizes` must hold positive integers"):
-        SIVISM(critic_hidden_layer_sizes=(8, 0)).fit(target_score, n_features=2)
-
-
-def test_the_family_is_the_mixture_around_the_points():
-    points = NoisyPoints(normal(6, 3), 0.4, 0.1)
-    family = points.family()
-    x = family.draw(20_000, generator()).x
-    k = torch.cdist(x, points.u).argmin(1)
-    assert torch.bincount(k, minlength=6).min() > 20_000 / 6 * 0.6
-    e = (x[:, None] - points.u).square().sum(2).mean(1) - points.u.var(0, correction=0).sum() * 2
-    assert abs(e.mean() - 3 * 0.4**2) < 4.5 * e.std() / math.sqrt(20_000)
-    torch.testing.assert_close(family.sigma(x[:1]), torch.full((3,), 0.4).double())
-
-
-def test_the_density_of_a_fit_is_that_of_the_mixture():
-    q = SIFG(n_particles=7, max_iter=5, dtype="float64", whiten=None, random_state=0).fit(lambda x: -x, n_features=2)
-    X, family = torch.as_tensor(q.sample(50, random_state=0)), q.family_
-    parts = torch.distributions.Normal(family.mixing.points, family.sigma(X[:1])).log_prob(X[:, None]).sum(2)
-    torch.testing.assert_close(torch.as_tensor(q.score_samples(X)), parts.logsumexp(1) - math.log(7))
 
 
 def gradients(spread, **parameters):
@@ -228,36 +173,6 @@ def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(monkeypatch):
         total = total + (2 * g * f - g.square()).sum(-1).mean()
     torch.testing.assert_close(loss, total.detach())
     torch.testing.assert_close(actual, list(torch.autograd.grad(total, list(family.parameters()))))
-
-
-@pytest.mark.slow
-def test_two_modes_are_kept():
-    p = Mixture([0.5, 0.5], [[-3.0, 0.0], [3.0, 0.0]], [1.0, 1.0])
-    q = HSIVISM(n_layers=3, whiten=None, max_iter=400, random_state=0).fit(p.score_fn, n_features=2)
-    X = q.sample(10_000)
-    np.testing.assert_allclose(p.shares_of(X), 0.5, atol=0.1)
-    for sign in (-1, 1):
-        mode = X[sign * X[:, 0] > 0]
-        np.testing.assert_allclose(mode.mean(0), [3 * sign, 0], atol=0.25)
-        np.testing.assert_allclose(mode.std(0), 1, atol=0.15)
-
-
-def test_the_density_is_that_of_the_draws():
-    q = HSIVISM(n_layers=2, max_iter=10, whiten="laplace", random_state=0).fit(lambda x: -x, n_features=1)
-    X = q.sample(50_000)
-    edges = np.linspace(-2, 2, 9)
-    grid = np.linspace(-2, 2, 801)[:, None]
-    density = np.exp(q.score_samples(grid)).reshape(-1)
-    shares = [np.trapezoid(density[i : i + 101], grid[i : i + 101, 0]) for i in range(0, 800, 100)]
-    np.testing.assert_allclose(np.histogram(X, edges)[0] / len(X), shares, atol=0.012)
-
-
-def test_the_score_of_the_last_fit_belongs_to_its_layers():
-    q = HSIVISM(n_layers=2, max_iter=20, whiten="laplace", random_state=0)
-    X = q.fit(lambda x: -x, n_features=2).sample(5, random_state=1)
-    with pytest.raises(OSError, match="lost"):
-        q.fit(Misbehaving(raising(OSError("lost")), 60, score_fn=lambda x: 2 - x), n_features=2)
-    np.testing.assert_array_equal(q.sample(5, random_state=1), X)
 
 
 def test_scales_of_the_layers_follow_the_narrowest_mode():

@@ -76,12 +76,6 @@ def test_the_discrepancy_falls_with_finite_differences_too():
     np.testing.assert_allclose(q.fit(lambda x: -x.sinh(), n_features=2).particles_, detached, atol=1e-3)
 
 
-@pytest.mark.parametrize("kernel", ["laplace", "riesz"])
-def test_a_kernel_without_the_derivatives_is_refused(kernel):
-    with pytest.raises(ValueError, match="but its derivatives are needed; use Gaussian or IMQ"):
-        KSDDescent(kernel=kernel).fit(lambda x: -x, n_features=2)
-
-
 def test_a_discrepancy_that_is_not_finite_ends_the_fit():
     q = KSDDescent(whiten=None, max_iter=300, tol=0.0)
     with pytest.raises(FloatingPointError, match=r"The loss is nan at evaluation .* choose another `whiten`"):

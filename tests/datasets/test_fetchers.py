@@ -157,19 +157,6 @@ def test_the_waveform_split_is_the_benchmarks(home):
     np.testing.assert_array_equal(np.delete(y, rows) != 1, test.target)
 
 
-@pytest.mark.skipif(
-    not (UCI.parent / "waveform.mat").exists(), reason="there is no ../shared/data/waveform.mat beside the repository"
-)
-def test_the_waveform_split_is_that_of_the_file_in_circulation(home):
-    from scipy.io import loadmat
-
-    put_original("waveform", home)
-    X, y = fetch_waveform(data_home=home, subset="train", return_X_y=True)
-    published = loadmat(UCI.parent / "waveform.mat")
-    np.testing.assert_allclose(published["X_train"], np.insert(X, 0, 1, axis=1), atol=1e-6)
-    np.testing.assert_array_equal(published["y_train"].ravel(), y)
-
-
 # A small data set instead of Boston's: what follows needs no original
 
 

@@ -388,19 +388,6 @@ class Told:
 
 
 @pytest.mark.slow
-def test_callbacks_see_the_stages_and_change_nothing(of_normal):
-    told = Told()
-    q = (
-        AmortizedKSIVI(**of_normal.get_params())
-        .set_callbacks(told)
-        .fit(normal_score, normal_contexts(), n_features=2)
-    )
-    assert told.tasks == ["setup", "modes", "scores", "fit", "teardown"]
-    np.testing.assert_array_equal(told.draws[-1], q.sample(3, [0.0, 0.0], random_state=0))
-    np.testing.assert_array_equal(told.draws[-1], of_normal.sample(3, [0.0, 0.0], random_state=0))
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:KL:sklearn.exceptions.ConvergenceWarning")  # after a training that is short
 def test_a_callback_sees_the_training_and_can_end_it(short_networks):
     """The budget is for more than a hundred iterations; one that ends after a hundred spends less."""

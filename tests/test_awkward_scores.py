@@ -159,13 +159,9 @@ def badly_scaled(x):
 
 
 SCORES = {
-    "normal": lambda x: 1 - x,
-    "cubic": lambda x: 1 - x - x**3,
-    "Student": student_score,
-    "log-Gamma": log_gamma_score,
-    "badly scaled": badly_scaled,
-    "ring": RING.score_fn,
-}
+    "normal": lambda x: 1 - x, "cubic": lambda x: 1 - x - x**3, "Student": student_score,
+    "log-Gamma": log_gamma_score, "badly scaled": badly_scaled, "ring": RING.score_fn,
+}  # fmt: skip
 
 
 def of_arrays(score_fn):

@@ -2,7 +2,6 @@
 
 import logging
 import pickle
-import random
 import re
 
 import numpy as np
@@ -119,16 +118,6 @@ def test_the_discrepancy_is_monitored_by_the_callback_of_scikit_learn():
     monitor = callback.ScoringMonitor(scoring=neg_ksd_scorer())
     clone(APPROXIMATORS[0]).set_callbacks(monitor).fit(Banana())
     assert monitor.get_logs()
-
-
-@pytest.mark.slow
-def test_a_progress_bar_is_nested_under_a_search(capfd):
-    grid = {"learning_rate": [1e-3, 2e-3]}
-    search = GridSearchCV(APPROXIMATORS[0], grid, cv=Replicates(1), scoring=neg_ksd_scorer())
-    state = random.getstate()
-    search.set_callbacks(callback.ProgressBar(max_propagation_depth=3)).fit(Banana())
-    random.setstate(state)  # of rich
-    assert "KSIVIApproximator" in capfd.readouterr().out
 
 
 @EVERY_APPROXIMATOR

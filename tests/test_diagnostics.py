@@ -29,18 +29,9 @@ from skksivi.targets import Banana, EightGaussians, GaussianMixture, StudentT, T
 from skksivi.training._run import Fit
 
 NAMES = [
-    "KSD",
-    "weights",
-    "errors",
-    "outliers",
-    "tails",
-    "shape",
-    "modes",
-    "loss plateau",
-    "whitening",
-    "Stein means",
+    "KSD", "weights", "errors", "outliers", "tails", "shape", "modes", "loss plateau", "whitening", "Stein means",
     "Stein variances",
-]
+]  # fmt: skip
 
 
 def warned(report):

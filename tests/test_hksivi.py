@@ -1,6 +1,7 @@
 """HKSIVIApproximator: the hierarchy is that of the paper, its gradients are exact, and it keeps far modes."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -198,26 +199,20 @@ def test_a_warm_start_goes_on():
     assert q.set_params(n_layers=4).fit(torch.neg, n_features=2).family_.n_layers == 2  # the family is the old one
 
 
-@pytest.mark.parametrize(
-    ("parameters", "name"),
-    [
-        ({"n_layers": 0}, "n_layers"),
-        ({"bridge": "cubic"}, "bridge"),
-        ({"bridge": lambda u: u}, "bridge"),
-        ({"bridge__weights": [1.0]}, "weights"),
-        ({"bridge__weights": [1.0, -1.0]}, "weights"),
-        ({"bridge__weights": [1.0, float("inf")]}, "weights"),
-        ({"bridge__weights": [0.0, 0.0]}, "weights"),
-        ({"mixing": "cauchy"}, "mixing"),
-        ({"mixing": mixing.StudentT(df=-1.0)}, "df"),
-        ({"mixing": mixing.GaussianMixture([[0.0]])}, "means"),
-        ({"mixing": mixing.GaussianMixture([[0.0, 1.0]], scales=0.0)}, "scales"),
-        ({"mixing": mixing.GaussianMixture([[0.0, 1.0]], weights=[-1.0])}, "weights"),
-        ({"mixing": mixing.GaussianMixture([[0.0, 1.0]], scales=[1.0, 2.0])}, "scales"),
-        ({"mixing": mixing.StudentT}, "mixing"),
-        ({"mixing": lambda n, generator: torch.zeros(n, 3)}, "mixing"),
-    ],
-)
+TWO = partial(mixing.GaussianMixture, [[0.0, 1.0]])
+MISTAKES = [
+    ("n_layers", {"n_layers": 0}),
+    *(("bridge", {"bridge": wrong}) for wrong in ("cubic", lambda u: u)),
+    *(("weights", {"bridge__weights": wrong}) for wrong in ([1.0], [1.0, -1.0], [1.0, float("inf")], [0.0, 0.0])),
+    *(("mixing", {"mixing": wrong}) for wrong in ("cauchy", mixing.StudentT, lambda n, generator: torch.zeros(n, 3))),
+    ("df", {"mixing": mixing.StudentT(df=-1.0)}),
+    ("means", {"mixing": mixing.GaussianMixture([[0.0]])}),
+    *(("scales", {"mixing": TWO(scales=wrong)}) for wrong in (0.0, [1.0, 2.0])),
+    ("weights", {"mixing": TWO(weights=[-1.0])}),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters"), MISTAKES)
 def test_a_bad_parameter_gives_an_error_that_names_it(parameters, name):
     with pytest.raises((TypeError, ValueError), match=f"`{name}`|'{name}'"):
         fit(whiten=None, **parameters)

@@ -314,27 +314,17 @@ def test_a_mixing_distribution_keeps_its_precision_in_a_warm_start(tmp_path):
 
 
 MISTAKES = {
-    "kernel": ({"kernel": "cauchy"}, "kernel"),
-    "bandwidth": ({"bandwidth": 0}, "bandwidth"),
-    "gradient_estimator": ({"gradient_estimator": "v"}, "gradient_estimator"),
-    "batch_size": ({"batch_size": 1}, "batch_size"),
-    "hidden_layer_sizes": ({"hidden_layer_sizes": (10, 0)}, "hidden_layer_sizes"),
-    "initial_scale": ({"initial_scale": 1e-4}, "initial_scale"),
-    "learning_rate": ({"learning_rate": -1.0}, "learning_rate"),
-    "decay of words": ({"optimizer__decay": ("a", "b")}, "decay"),
-    "whiten singular": ({"whiten": (np.zeros(2), np.zeros((2, 2)))}, "whiten"),
-    "max_iter": ({"max_iter": 0}, "max_iter"),
-    "mixing": ({"mixing": "flow"}, "mixing"),
-    "annealing is a class": ({"annealing": Linear}, "annealing"),
-    "annealing of nothing": ({"annealing": lambda progress: None}, "annealing"),
-}
+    "kernel": "cauchy", "bandwidth": 0, "gradient_estimator": "v", "batch_size": 1, "hidden_layer_sizes": (10, 0),
+    "initial_scale": 1e-4, "learning_rate": -1.0, "optimizer__decay": ("a", "b"), "max_iter": 0, "mixing": "flow",
+    "whiten": (np.zeros(2), np.zeros((2, 2))),
+}  # fmt: skip
+MISTAKES = [*MISTAKES.items(), ("annealing", Linear), ("annealing", lambda progress: None)]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_bad_parameter_gives_an_error_that_names_it(mistake):
-    parameters, name = MISTAKES[mistake]
-    with pytest.raises(ValueError, match=f"{name}|{name.split()[0]}"):
-        fit(**parameters)
+@pytest.mark.parametrize(("name", "wrong"), MISTAKES)
+def test_a_bad_parameter_gives_an_error_that_names_it(name, wrong):
+    with pytest.raises(ValueError, match=name.split("__")[-1]):
+        fit(**{name: wrong})
 
 
 @pytest.mark.filterwarnings("ignore:The target seems bounded")

@@ -13,7 +13,7 @@ from sklearn import config_context
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, FitFailedWarning
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
-from sklearn.model_selection import GridSearchCV, HalvingGridSearchCV, cross_validate
+from sklearn.model_selection import GridSearchCV, cross_validate
 
 from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
@@ -145,17 +145,6 @@ def test_the_default_grade_is_that_of_the_estimator():
     search = GridSearchCV(QUICK, {"bandwidth": [1.0]}, cv=Replicates(1)).fit(TARGET)
     row = rows(Replicates(1))[0]
     assert search.best_score_ == clone(QUICK).set_params(bandwidth=1.0).fit(TARGET[row]).score(TARGET)
-
-
-@pytest.mark.slow
-def test_halving_search_gives_the_survivors_more_iterations():
-    search = HalvingGridSearchCV(
-        QUICK, GRID, resource="max_iter", min_resources=2, max_resources=4, factor=2, cv=Replicates(2), scoring=SCORER
-    ).fit(TARGET)
-    assert search.n_resources_ == [2, 4]
-    assert search.n_candidates_ == [2, 1]
-    assert search.best_estimator_.n_iter_ == 4
-    assert_found(search)
 
 
 @pytest.mark.slow

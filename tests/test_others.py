@@ -16,8 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.pilot._faults import fault_of_jump
-from skksivi.pilot._mixture import Components
-from skksivi.pilot._mode_weights import SymmetryGroup, one_image, one_of_each, with_moments_of
+from skksivi.pilot._mode_weights import SymmetryGroup, one_image, one_of_each
 from skksivi.pilot._modes import ModeMaps, all_modes
 from skksivi.pilot._newton import saddle_free_newton
 from skksivi.pilot._symmetries import Exchange, images, symmetries_of
@@ -159,18 +158,6 @@ class Labels(Target):
         parts = a.log_softmax(1)[..., None] - log_s[..., None] - squares / 2
         prior = (m - 5).square().sum(1) / 50 + (log_s.square() + a.square()).sum(1) / 2
         return parts.logsumexp(1).sum(1) - prior
-
-
-def test_permutations_of_labels_are_recognised():
-    """Means, spreads and shares go together."""
-    score = as_score(Labels(3).score_fn, d=9)
-    start = torch.tensor([0.0, 6, 12, 0, 0, 0, 0, 0, 0]).double()
-    found = symmetries_of(score, saddle_free_newton(score, start)[0])
-    assert len(found) == 2
-    for exchange in found:
-        assert (exchange.signs == 1).all()
-        blocks = exchange.order.view(3, 3)
-        assert blocks.equal(blocks[0] + 3 * torch.arange(3)[:, None])
 
 
 def test_a_symmetry_that_is_broken_is_none():
@@ -316,25 +303,6 @@ def test_modes_weigh_what_they_should(d, distance, sds):
     v = p.means[1] / p.means[1].norm()
     far = (X @ v > distance * sds[0] / sum(sds)).double().mean().item()
     assert abs(far - 0.2) < 0.03
-
-
-@pytest.mark.parametrize(("distance", "moves"), [(2.0, True), (50.0, False)], ids=["overlapping", "distant"])
-def test_a_mixture_has_the_moments_of_its_points_unless_its_places_are_known_better(distance, moves):
-    """A tenth in one scale, or a share of 1% in the mean, which would move each component by half its own scale."""
-    mixture = Components(
-        torch.tensor([0.7, 0.3]).double(),
-        torch.tensor([[0.0, 0.0], [distance, 0.0]]).double(),
-        unit(2).expand(2, 2, 2),
-    )
-    x = mixture.draws()(20_000, mixture.means, generator())
-    x = x * x.new_tensor([1.0, 1.1]) if moves else x + x.new_tensor([0.01 * distance, 0.0])
-    found = with_moments_of(mixture, x)
-    if moves:
-        m, L = found.map()
-        torch.testing.assert_close(m, x.mean(0))
-        torch.testing.assert_close(L @ L.mT, torch.cov(x.mT, correction=0))
-    else:
-        assert found is mixture
 
 
 def powers(x):

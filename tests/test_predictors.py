@@ -326,21 +326,17 @@ def test_weights_that_are_none_are_named():
 
 def test_what_predictions_cannot_be_made_of_is_named():
     m = KSIVIRegressor(model="linear", approximator=Laplace(), random_state=0).fit(X, Y)
-    with pytest.raises(ValueError, match=r"`y` has shape \(3,\), expected \(4,\)"):
-        m.log_predictive_density(X[:4], Y[:3])
-    with pytest.raises(ValueError, match="y contains NaN"):
-        m.log_predictive_density(X[:1], [np.nan])
-    with pytest.raises(ValueError, match="n_samples == -1"):
-        m.sample_y(X, -1)
-    with pytest.raises(TypeError, match="`n_samples` must be an int, got the truth value True"):
-        m.sample_y(X, True)
-    for wrong in ([0.0], [1.2], 0.5):
-        with pytest.raises(ValueError, match="quantiles"):
-            m.predict_quantiles(X, wrong)
-    with pytest.raises(TypeError, match="`quantiles` must hold real numbers, got an array of <U4"):
-        m.predict_quantiles(X, ["half"])
-    with pytest.raises(TypeError, match="`y` must hold real numbers, got an array of <U1"):
-        m.fit(X, np.full(len(X), "a"))
+    for act, message in (
+        (lambda: m.log_predictive_density(X[:4], Y[:3]), r"`y` has shape \(3,\), expected \(4,\)"),
+        (lambda: m.log_predictive_density(X[:1], [np.nan]), "y contains NaN"),
+        (lambda: m.sample_y(X, -1), "n_samples == -1"),
+        (lambda: m.sample_y(X, True), "`n_samples` must be an int, got the truth value True"),
+        *((lambda q=q: m.predict_quantiles(X, q), "quantiles") for q in ([0.0], [1.2], 0.5)),
+        (lambda: m.predict_quantiles(X, ["half"]), "`quantiles` must hold real numbers, got an array of <U4"),
+        (lambda: m.fit(X, np.full(len(X), "a")), "`y` must hold real numbers, got an array of <U1"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            act()
     m.fit(X, np.column_stack([Y, Y]))
     for wrong in (Y, np.column_stack([Y, Y, Y]), np.column_stack([Y, Y])[:7]):
         with pytest.raises(ValueError, match=r"`y` has shape .*, expected \(442, 2\)"):

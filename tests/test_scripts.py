@@ -347,14 +347,9 @@ STUDIES = [
 ]
 #: The same of those with more than a name to their command.
 PAPER = {
-    "bnn": ["networks", "networks_chosen"],
-    "bnn_legacy": ["networks_legacy"],
-    "bounded": ["diffusion_bounded"],
-    "diffusion": ["diffusion_paper"],
-    "student": ["student"],
-    "time": ["time"],
-    "waveform": ["waveform"],
-}
+    "bnn": ["networks", "networks_chosen"], "bnn_legacy": ["networks_legacy"], "bounded": ["diffusion_bounded"],
+    "diffusion": ["diffusion_paper"], "student": ["student"], "time": ["time"], "waveform": ["waveform"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("study", "page", "names"), STUDIES, ids=[study for study, *_ in STUDIES])

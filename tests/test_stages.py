@@ -15,7 +15,7 @@ from skksivi import KSIVIApproximator, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.parameters import Pilot
 from skksivi.pilot._modes import MAX_STARTS, ModeMaps, find_modes
-from skksivi.pilot._pilot import QUICK, THOROUGH, _suffices, find_whitening
+from skksivi.pilot._pilot import QUICK, THOROUGH, find_whitening
 from skksivi.pilot._points import (
     MANY_FEATURES,
     Grade,
@@ -165,18 +165,12 @@ def test_more_of_the_budget_makes_more_chains():
 @pytest.mark.parametrize(
     ("J", "se", "error", "n_rounds", "good"),
     [
-        (0.05, 0.01, 0.01, 1, True),
-        (0.07, 0.001, 0.01, 1, False),
-        (0.07, 0.001, 0.01, 5, True),
-        (0.15, 0.001, 0.01, 5, False),
-        (0.15, 0.03, 0.01, 5, True),
-        (0.21, 0.1, 0.01, 5, False),
-        (0.0, 0.0, 0.025, 1, False),
-        (0.0, 0.0, 0.025, 5, True),
-        (0.0, 0.0, 0.04, 5, False),
+        (0.05, 0.01, 0.01, 1, True), (0.07, 0.001, 0.01, 1, False), (0.07, 0.001, 0.01, 5, True),
+        (0.15, 0.001, 0.01, 5, False), (0.15, 0.03, 0.01, 5, True), (0.21, 0.1, 0.01, 5, False),
+        (0.0, 0.0, 0.025, 1, False), (0.0, 0.0, 0.025, 5, True), (0.0, 0.0, 0.04, 5, False),
         (math.nan, 0.0, 0.01, 1, False),
     ],
-)
+)  # fmt: skip
 def test_weights_are_good_enough_by_divergence_and_errors(J, se, error, n_rounds, good):
     """Of two features: .03 nats each at once, later .1, and .05 for sure; errors up to .02 at once, later .03."""
     verdict = judge_weights((J, se), error, 2, n_rounds)
@@ -299,13 +293,3 @@ def test_what_the_last_stages_lose_leaves_the_points_before_them(monkeypatch):
     assert verdicts["long chains"] == ""
     assert points.converged
     assert whitening.converged
-
-
-def test_high_effort_runs_long_chains_unless_coordinates_are_warped():
-    x = torch.randn(4000, MANY_FEATURES, generator=generator()).double()
-    points = PilotPoints(x, [4000], torch.full((MANY_FEATURES,), 0.03))
-    known = Known(in_double(torch.neg, 2), x[:1], False, Pilot(), generator(), True, points=points)
-    known.modes = ModeMaps([Affine(x[0], torch.eye(MANY_FEATURES).double())], torch.ones(1))
-    assert _suffices(known)  # whose errors are small
-    known.settings = Pilot(effort="high")
-    assert not _suffices(known)

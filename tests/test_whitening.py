@@ -47,17 +47,12 @@ def test_many_features_get_a_diagonal_and_a_few_directions(monkeypatch, rule):
 @pytest.mark.parametrize(
     "whiten",
     [
-        ([0.0], [[1.0]]),
-        ([0.0, 0.0], [1.0, 1.0]),
-        ([0.0, 0.0], [[1.0, 0.0], [0.0, 0.0]]),
-        ([0.0, 0.0], [[-1.0, 0.0], [0.0, 1.0]]),
-        ([0.0, 0.0], [[1.0, 0.0], [float("nan"), 1.0]]),
-        ([0.0, float("nan")], [[1.0, 0.0], [0.0, 1.0]]),
-        ([0.0, 0.0], [[1.0, 0.5], [0.5, 1.0]]),
-        ([0.0, 0.0],),
+        ([0.0], [[1.0]]), ([0.0, 0.0], [1.0, 1.0]), ([0.0, 0.0], [[1.0, 0.0], [0.0, 0.0]]),
+        ([0.0, 0.0], [[-1.0, 0.0], [0.0, 1.0]]), ([0.0, 0.0], [[1.0, 0.0], [float("nan"), 1.0]]),
+        ([0.0, float("nan")], [[1.0, 0.0], [0.0, 1.0]]), ([0.0, 0.0], [[1.0, 0.5], [0.5, 1.0]]), ([0.0, 0.0],),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_pair_that_is_no_affine_map_is_named(whiten):
     with pytest.raises(ValueError, match="`whiten` must be"):
         whitening_of(whiten, lambda x: -x, 2)

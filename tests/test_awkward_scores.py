@@ -335,11 +335,8 @@ def test_the_default_device_does_not_matter(cls, whiten):
             return X, q.score(target), ksd(X, target), q.score(X) if hasattr(q.sampler_, "log_density") else 0
 
     expected = outcome()
-    torch.set_default_device("meta")
-    try:
+    with torch.device("meta"):
         found = outcome()
-    finally:
-        torch.set_default_device(None)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -371,12 +368,9 @@ def gamma(x, low, high):
 
 
 BOUNDS = {
-    (0.0, 1.0): "unit interval",
-    (0.0, math.inf): "positive",
-    (-math.inf, 0.0): r'\("below", 0\)',
-    (-2.0, 3.0): r'\("interval", -2, 3\)',
-    (0.5, math.inf): r'\("above", 0.5\)',
-}
+    (0.0, 1.0): "unit interval", (0.0, math.inf): "positive", (-math.inf, 0.0): r'\("below", 0\)',
+    (-2.0, 3.0): r'\("interval", -2, 3\)', (0.5, math.inf): r'\("above", 0.5\)',
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

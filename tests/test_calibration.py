@@ -142,12 +142,10 @@ def test_wrong_posteriors_are_found(kind):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda x: x + 1, "draws too high"),
-        (lambda x: x - 1, "draws too low"),
-        (lambda x: 2 * x, "draws too wide"),
+        (lambda x: x + 1, "draws too high"), (lambda x: x - 1, "draws too low"), (lambda x: 2 * x, "draws too wide"),
         (lambda x: x / 2, "draws too narrow"),
     ],
-)
+)  # fmt: skip
 def test_a_report_names_what_is_wrong_with_draws(change, text):
     rng = np.random.RandomState(0)
     ranks = (change(rng.normal(size=(300, 19))) < rng.normal(size=(300, 1))).sum(1, keepdims=True)

@@ -7,12 +7,11 @@ import re
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi.baselines import SIVI
 from skksivi.callbacks import EarlyStopping
-from skksivi.model_selection import Replicates, neg_ksd_scorer
+from skksivi.model_selection import neg_ksd_scorer
 from skksivi.parameters import Pilot
 from skksivi.targets import Banana
 from skksivi.training import _hooks
@@ -86,14 +85,6 @@ def test_early_stopping_waits_for_a_better_grade(grades, settings, n_iter):
     stopping = EarlyStopping(scoring=lambda est, target: next(given), **settings)
     q = clone(APPROXIMATORS[0]).set_params(max_iter=500).set_callbacks(stopping)
     assert q.fit(Banana()).n_iter_ == n_iter
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The training did not improve:sklearn.exceptions.ConvergenceWarning")
-def test_early_stopping_by_the_grade_of_the_estimator_under_a_search():
-    q = clone(APPROXIMATORS[0]).set_params(max_iter=1000).set_callbacks(EarlyStopping(patience=1))
-    search = GridSearchCV(q, {"batch_size": [8]}, cv=Replicates(1), scoring=neg_ksd_scorer()).fit(Banana())
-    assert search.best_estimator_.n_iter_ < 1000
 
 
 @pytest.mark.parametrize(

@@ -364,16 +364,6 @@ def test_coordinates_have_the_names_of_the_target():
     assert "most in `beta`" in report["Stein variances"].remedy
 
 
-@pytest.mark.slow
-def test_a_seed_repeats_the_report(good, report):
-    again = diagnose(good, GaussianTarget(), random_state=0)
-    assert again == report
-    assert str(again) == repr(again) == str(report)
-    np.testing.assert_array_equal(again.reference_norms, report.reference_norms)
-    other = diagnose(good, GaussianTarget(), random_state=1)
-    assert other["KSD"].value != report["KSD"].value
-
-
 def test_neither_global_states_nor_the_stream_of_the_estimator_are_touched(good):
     before, seed, stream = global_state(), good._seed, str(good._random_state.get_state())
     diagnose(good, GaussianTarget(), n_samples=200)

@@ -15,7 +15,6 @@ from skksivi import KSIVIRegressor, expectation, refine
 from skksivi.baselines import Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
-from skksivi.inference._expectation import WeightedDraws, control_variates
 from skksivi.pilot._mode_weights import Cells
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, from_log_prob, from_score_fn
 
@@ -158,20 +157,6 @@ def test_states_of_chains_count_for_less(n_chains):
         X, s = chains(n_chains)(rng, 8000, 1)
         variances.append(expectation(X, s).plain.se ** 2 * 8000)
     assert 0.75 < np.mean(variances) / 19 < 1.4
-
-
-def test_few_draws_have_few_control_variates_or_none():
-    for n, d, most in ((79, 2, 0), (80, 2, 2), (120, 2, 4), (140, 2, 5), (59, 1, 0)):
-        X = normal_array(n, d)
-        assert expectation(X, -X, products).n_control_variates.max() <= most
-        x = torch.as_tensor(X)
-        sets = control_variates(WeightedDraws(x, -x, torch.ones(n) / n, torch.arange(n), None, 0))
-        assert max([f.shape[1] for f in sets], default=0) == most
-    X = normal_array(79, 2)
-    found = expectation(X, -X)
-    assert (found.value, found.se) == (pytest.approx(found.plain.value), pytest.approx(found.plain.se))
-    np.testing.assert_array_equal(found.variance_reduction, 1)
-    np.testing.assert_array_equal(found.shift, np.nan)
 
 
 def test_control_variates_without_a_variance_are_left_out():

@@ -103,20 +103,6 @@ def test_leave_one_out_agrees_with_refits(target, as_tree, monkeypatch):
     assert np.exp(data.sample_stats["log_weight"]).sum() == pytest.approx(1)
 
 
-@pytest.mark.filterwarnings("ignore:The inplace keyword:DeprecationWarning")  # of pandas, in ArviZ
-def test_models_are_compared_and_their_priors_scaled():
-    stats = pytest.importorskip("arviz_stats")
-    trees = {}
-    for k in (1, 3):
-        target = Regression(k)
-        target.y = Regression(3).y
-        trees[str(k)] = to_arviz(Laplace(random_state=0).fit(target), target, random_state=0)
-    assert stats.compare(trees).index[0] == "3"
-    # by power-scaling a normal prior and a normal likelihood, whose share of the precision is (1, n) / (n + 1 / 4)
-    prior, likelihood = (stats.psense(trees["1"], group=group)["x"].item() for group in ("prior", "likelihood"))
-    assert 0 < prior < 0.05 < likelihood
-
-
 def test_draws_are_in_the_space_of_the_model():
     target = of_arrays()
     q = Laplace(random_state=0).fit(target)

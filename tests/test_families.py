@@ -99,29 +99,6 @@ def test_sigma_never_falls_below_its_floor(scale, min_scale):
     assert (sigma >= min_scale * (1 - 1e-12)).all()
 
 
-@every_scale
-@pytest.mark.parametrize("linear_skip", [True, False])
-def test_generator_alone_decides_the_family_and_its_draws(scale, linear_skip):
-    before = torch.get_rng_state()
-    a, b, c = (start(scale=scale, linear_skip=linear_skip, seed=seed) for seed in (1, 1, 2))
-    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
-    assert not all(torch.equal(p, q) for p, q in zip(a.parameters(), c.parameters(), strict=True))
-    assert torch.equal(a.draw(5, generator(3)).x, b.draw(5, generator(3)).x)
-    assert not torch.equal(a.draw(5, generator(3)).x, a.draw(5, generator(4)).x)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@every_scale
-def test_start_has_a_scale_for_each_feature(scale):
-    sigma = torch.tensor([0.1, 0.5, 0.9]).double()
-    family = start(3, scale=scale, initial_scale=sigma)
-    actual = family.sigma(family.draw_latent(20, generator()))
-    torch.testing.assert_close(actual, sigma.expand_as(actual), rtol=1e-6, atol=0)
-    x = family.draw(40_000, generator()).x.detach()
-    eye = torch.eye(3).double()
-    assert ((x.mT.cov() - eye).abs() < 4 * ((1 + eye) / len(x)).sqrt()).all()
-
-
 def test_weights_start_uniform_with_the_variance_of_torch():
     """1 / (3 n_in), the rule of its linear layers, so that a layer does not scale what goes through."""
     for layer in MultilayerPerceptron([100, 400, 25], generator(), torch.float64).layers:

@@ -86,13 +86,10 @@ DENSITIES_OF_THREE = [
     lambda x: -torch.nn.functional.linear(x, PRECISION.to(x)).square().sum(1),
 ]
 NO_TENSORS = [
-    lambda X: -np.sum(X**2, 1),
-    lambda X: -(X.astype(float) ** 2).sum(1),
-    lambda X: scipy.stats.norm.logpdf(X).sum(1),
-    lambda x: -x.detach().square().sum(1),
-    lambda X: np.array([-(x @ x).item() for x in X]),
+    lambda X: -np.sum(X**2, 1), lambda X: -(X.astype(float) ** 2).sum(1), lambda X: scipy.stats.norm.logpdf(X).sum(1),
+    lambda x: -x.detach().square().sum(1), lambda X: np.array([-(x @ x).item() for x in X]),
     lambda x: [-(row @ row) for row in x],
-]
+]  # fmt: skip
 OF_DOUBLE = [
     MODULE,
     lambda x: -x @ torch.eye(3).double(),

@@ -115,17 +115,6 @@ def test_every_layer_starts_at_the_initial_scale_and_stays_above_its_floor():
         torch.testing.assert_close(family.sigma(t), torch.full_like(sigma, 0.3))
 
 
-@torch.no_grad()
-def test_a_layer_can_be_drawn_alone():
-    family, score_fn = hierarchy(), XShaped().to(dtype=torch.float64).score_fn
-    xs, _ = by_the_formulas(family, 6, generator(1), score_fn)
-    for layer in range(3):
-        x = family.draw(6, generator(1), score_fn, layer)
-        torch.testing.assert_close(x, xs[layer])
-    base = family.mixing(6, family.half_square, generator(1))
-    torch.testing.assert_close(family.draw(6, generator(1), score_fn, 3), base)
-
-
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -234,6 +223,11 @@ def test_temperature_schedules_rise_to_one_and_stay(schedule):
     assert values[-1] == schedule(schedule.until) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="`start` and `until`"):
         clone(schedule).set_params(start=0.0)(0.5)
+
+
+@pytest.mark.parametrize("t", [0, 1, 10_000, 22_500, 30_000, 50_000])
+def test_the_default_is_the_papers_schedule_over_50000_iterations(t):
+    assert Linear()(t / 50_000) == pytest.approx(min(1, 0.1 + t / 25_000), rel=1e-12)
 
 
 def shares_and_spread(X, target):

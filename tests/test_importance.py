@@ -285,14 +285,6 @@ def test_refined_draws_are_distinct_independent_and_have_their_density():
     assert not isinstance(again.sampler_.sampler, Refined)
 
 
-def test_a_score_alone_refines_alike():
-    target = gaussian([0.4, 0.0], [1.0, 1.0])
-    fits = [refine(fitted([0.0, 0.0], [0.9, 1.1]), known, random_state=0) for known in (target, target.score_fn)]
-    X, Y = (q.sample(500, random_state=0) for q in fits)
-    assert (X == Y).all(1).mean() > 0.8  # until one draw is kept by one of them alone
-    np.testing.assert_allclose(*(q.score_samples(X) for q in fits), atol=0.01)
-
-
 def test_a_refined_fit_is_a_copy_that_is_saved_without_its_target(tmp_path):
     target = gaussian([0.1, 0.0], [1.0, 1.0])
     q = HKSIVIApproximator(max_iter=2, n_layers=2, batch_size=8, hidden_layer_sizes=(5,), random_state=0).fit(target)

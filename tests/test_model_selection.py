@@ -9,7 +9,6 @@ import sklearn.model_selection
 import torch
 from approximators import GaussianTarget
 from joblib import parallel_config
-from sklearn import config_context
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, FitFailedWarning
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
@@ -164,17 +163,6 @@ def test_optuna_search():
     first = clone(search).fit(TARGET)
     assert_found(first)
     assert clone(search).fit(TARGET).best_params_ == first.best_params_
-
-
-@pytest.mark.slow
-def test_several_scorers_and_routed_metadata():
-    scoring = {"ksd": SCORER, "distance": neg_distance_scorer(TARGET.sample(200, torch.Generator()).numpy())}
-    search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=scoring, refit="ksd")
-    alone = clone(search).set_params(scoring=SCORER, refit=True).fit(TARGET)
-    with config_context(enable_metadata_routing=True):
-        search.fit(TARGET)
-    np.testing.assert_array_equal(search.cv_results_["mean_test_ksd"], alone.cv_results_["mean_test_score"])
-    assert search.best_params_ == alone.best_params_
 
 
 def test_a_search_can_be_cloned_and_pickled():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import PAIR, RING, GaussianScore, as_score, normal, origin, student_score
+from plain_targets import PAIR, GaussianScore, as_score, normal, origin, pushed, student_score, triangular
 
 from skksivi.coordinates._affine import LowRank
 from skksivi.pilot._newton import TOLERANCE, jacobians, newton_cg, saddle_free_newton, search_modes
@@ -60,18 +60,6 @@ def test_a_mode_without_curvature_leaves_the_scale():
 # Many starts
 
 
-@pytest.mark.parametrize("score_fn", [PAIR.score_fn, RING.score_fn, student_score], ids=["pair", "ring", "Student"])
-def test_searches_do_not_depend_on_each_other(score_fn):
-    starts = torch.cat([origin(2)[None], 10 * normal(6, 2)])
-    maps, converged = search_modes(as_score(score_fn), starts)
-    assert len(maps) == 7
-    assert converged.all()
-    for start, (m, L) in zip(starts, maps, strict=True):
-        (alone,), _ = search_modes(as_score(score_fn), start[None])
-        torch.testing.assert_close(m, alone.m, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(L, alone.L, rtol=1e-6, atol=1e-6)
-
-
 def test_a_start_without_a_finite_score_is_dropped_and_harms_no_other():
     def score_fn(x):
         return torch.where(x[:, :1] < -5, torch.nan, 1 - x)
@@ -122,3 +110,19 @@ def test_many_dimensions_a_diagonal_and_a_few_directions_whiten_a_gaussian(seed)
 def test_many_dimensions_the_wrong_sign_is_named(score_fn):
     with pytest.raises(ValueError, match="wrong sign"):
         newton_cg(as_score(score_fn), origin(4), torch.Generator())
+
+
+@given(seed=SEEDS, log10=st.floats(0, 6))
+def test_a_search_on_a_concave_log_density_is_affine_equivariant(seed, log10):
+    """Newton's step is; the factor is the only lower triangular one with a positive diagonal."""
+    A = triangular(3, log10, seed)
+    b = 10 * normal(3, seed=seed + 1)
+
+    def score_fn(x):
+        return -2 * torch.tanh(x - 1) - x / 2
+
+    start = normal(3, seed=seed + 2)
+    (m, L), _ = saddle_free_newton(as_score(score_fn), start)
+    (m_y, L_y), _ = saddle_free_newton(as_score(pushed(score_fn, A, b)), A @ start + b)
+    torch.testing.assert_close(torch.linalg.solve(A, m_y - b), m, rtol=0, atol=1e-4)
+    torch.testing.assert_close(torch.linalg.solve(A, L_y), L, rtol=0, atol=1e-3)

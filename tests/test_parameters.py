@@ -148,12 +148,9 @@ def test_early_stopping_may_be_a_boolean():
 def test_a_shorthand_means_its_object():
     short = {"whiten": "auto", "scale": "constant", "optimizer": "adam", "early_stopping": 0.1, "annealing": "linear"}
     whole = {
-        "whiten": Pilot(),
-        "scale": Scale(),
-        "optimizer": Adam(warm_up=200),
-        "early_stopping": Plateau(0.1),
+        "whiten": Pilot(), "scale": Scale(), "optimizer": Adam(warm_up=200), "early_stopping": Plateau(0.1),
         "annealing": annealing.Linear(),
-    }
+    }  # fmt: skip
     fits = [KSIVIApproximator(mixing="normal", **TINY, **own).fit(GaussianTarget()) for own in (short, whole)]
     assert fits[0].n_iter_ == TINY["max_iter"]
     np.testing.assert_array_equal(*(q.sample(5) for q in fits))

@@ -106,7 +106,7 @@ def panels_of(display):
     return [panel for panel in np.ravel(getattr(display, "axes_", [display.ax_])) if panel is not None]
 
 
-@pytest.mark.parametrize(("name", "place"), zip(["loss and monitor", "marginals", "layers"], PLACES, strict=True))
+@pytest.mark.parametrize(("name", "place"), [*zip(["loss and monitor", "marginals", "layers"], PLACES, strict=True)])
 def test_nothing_is_drawn_outside_the_axes_given(name, place):
     ax = place()
     low, high = ax.get_position().get_points()
@@ -303,15 +303,6 @@ def test_a_mistake_is_named_before_a_figure_is_made(mistake):
     with pytest.raises(TypeError if mistake in WRONG_KINDS else ValueError, match=message):
         act()
     assert not plt.get_fignums()
-
-
-@pytest.mark.parametrize("display", [MarginalsDisplay, ForestDisplay])
-def test_reference_draws_come_second_as_in_scikit_learn(display, fitted):
-    for by_place, by_name in (
-        (display.from_estimator(fitted, PLANE), display.from_estimator(fitted, reference=PLANE)),
-        (display.from_draws(PLANE, PLANE), display.from_draws(PLANE, reference=PLANE)),
-    ):
-        np.testing.assert_array_equal(by_place.reference, by_name.reference)
 
 
 def test_calibration_names_the_first_seven_lines_and_those_that_leave_the_band():

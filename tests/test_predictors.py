@@ -211,13 +211,6 @@ def test_weights_of_classes_are_those_of_their_rows():
 
 
 @ORDINARY
-def test_units_do_not_matter():
-    a = clone(ESTIMATORS[0]).fit(X, Y).predict(X)
-    b = clone(ESTIMATORS[0]).fit(1e3 * X + 5, 1e-3 * Y - 7).predict(1e3 * X + 5)
-    np.testing.assert_allclose((b + 7) * 1e3, a, rtol=1e-6)
-
-
-@ORDINARY
 @pytest.mark.parametrize("m", [KSIVIClassifier(), KSIVIRegressor(), KSIVIRegressor(model="network")])
 def test_parameters_of_the_default_approximator_are_set_as_those_of_a_given_one(m):
     default = m._default_approximator()

@@ -9,7 +9,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
 from skksivi.predictors import _process
-from skksivi.predictors._process import LEAST_NOISE, PROFILES, Precisions, fit_process, log_evidence, merged
+from skksivi.predictors._process import LEAST_NOISE, PROFILES, Precisions, fit_process, log_evidence
 
 RNG = np.random.RandomState(0)
 X = RNG.normal(size=(40, 2))
@@ -41,19 +41,6 @@ def test_the_evidence_is_the_density_of_y(profile):
 
     expected = multivariate_normal(np.zeros(40), K).logpdf(Y) + 20 * np.log(2 * np.pi)
     assert float(of_data(THETA)) == pytest.approx(expected, rel=1e-6)
-
-
-def test_copies_of_rows_are_weights_and_weights_are_relative():
-    rng = np.random.RandomState(0)
-    for _ in range(20):
-        n = rng.randint(1, 30)
-        x, y, w = rng.normal(size=(n, 2)), rng.normal(size=n), rng.randint(1, 4, size=n)
-        rows = rng.permutation(np.repeat(np.arange(n), w))
-        expected = merged(x, y, w)
-        np.testing.assert_allclose(expected[2].mean(), 1)
-        for other in (merged(x[rows], y[rows], np.ones(len(rows))), merged(x, y, 1e-3 * w)):
-            for one, two in zip(other, expected, strict=True):
-                np.testing.assert_allclose(one, two)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -7,7 +7,6 @@ from plain_targets import normal, resolved
 
 from skksivi.coordinates._affine import Affine
 from skksivi.pilot import _profile as module
-from skksivi.pilot._mixture import Components
 from skksivi.pilot._newton import is_spike, laplace
 from skksivi.pilot._profile import Conditionals, out_of_spike, profile, profiled, what_scales
 from skksivi.targets import Funnel, Target, from_log_prob, from_score_fn
@@ -68,20 +67,6 @@ def test_there_is_none_without_an_end():
     e = torch.eye(D, dtype=torch.float64)[:, :1]
     assert profile(Conditionals.given(flat, Affine.shift(torch.zeros_like(A)), e)) is None
     assert profiled(flat, normal(100, D), [0], torch.Generator().manual_seed(0)) is None
-
-
-def test_gaussians_moved_alike_keep_their_places():
-    """One goes to the moments of the points; several, of equal shapes, by one move in units of their own."""
-    x = normal(500, D) @ torch.linalg.cholesky(C).mT + 3
-    eye = torch.eye(D, dtype=torch.float64)
-    one = Components(A.new_ones(1), A[None], eye[None]).moved_alike(x)
-    torch.testing.assert_close(one.means[0], x.mean(0))
-    torch.testing.assert_close(one.covariances[0], torch.cov(x.mT, correction=0))
-    narrow = Components(A.new_tensor([0.5, 0.5]), torch.stack([0 * A, 100 + 0 * A]), torch.stack([eye, 1e-6 * eye]))
-    z = normal(1000, D)
-    moved = narrow.moved_alike(torch.cat([z + 0.5, 100 + 1e-3 * (z + 0.5)]))
-    torch.testing.assert_close(moved.means[1] - 100, 1e-3 * moved.means[0], rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(moved.covariances[1], 1e-6 * moved.covariances[0], rtol=1e-6, atol=0)
 
 
 # A hierarchy in its centred form

@@ -22,7 +22,6 @@ import torch
 from approximators import short_fits
 
 from skksivi._version import DOCUMENTATION, __version__
-from skksivi.targets import Banana
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = {
@@ -30,7 +29,6 @@ COMMANDS = {
     "benchmarks/pictures.py": "--max-iter 20 --out pictures --names tail layers flow reach",
     "examples/plot_patients.py": "--patients 50 --training 60 --calls 600 --output patients.png",
     "examples/plot_stream.py": "--training 60 --calls 600 --output stream.png",
-    "benchmarks/amortized.py": "--quick --out amortized.json",
     "benchmarks/ages.py": "",
     "benchmarks/costs.py": "",
     "examples/plot_waveform.py": "--max-iter 100 --output waveform.png",
@@ -55,36 +53,28 @@ COMMANDS = {
     "examples/plot_classification.py": "--max-iter 20 --splits 1 --output classification.png",
     "examples/plot_pymc.py": "--max-iter 100 --draws 100 --output pymc.png",
     "examples/plot_numpyro.py": "--max-iter 100 --draws 100 --output numpyro.png",
-    "benchmarks/paper.py time": "--quick --out time.json",
-    "benchmarks/paper.py waveform": "--quick --out waveform.json",
-    "benchmarks/paper.py diffusion": "--quick --out diffusion.json",
-    "benchmarks/paper.py student": "--quick --out student.json",
-    "benchmarks/paper.py bnn": "--quick --out bnn.json",
     "benchmarks/comparison.py": "--quick --seeds 1 --methods KSIVI KPG-IS --output rows.json",
-    "benchmarks/frontier.py": "--quick --out frontier.json",
     "benchmarks/predictors.py": "--quick",
     "benchmarks/regression.py": "--quick",
-    "benchmarks/hierarchy.py": "--quick --out hierarchy.json",
     "benchmarks/search.py": "--quick --targets bioassay",
     "benchmarks/search.py --criteria": "--quick --out criteria.json",
     "benchmarks/waveform.py": "--max-iter 100 --seeds 1 --methods 'paper, vanilla' defaults",
-    "benchmarks/toys.py": "--quick --out toys.json",
     "benchmarks/reference.py": "waveform draws.npz --steps 40",
     "benchmarks/reference.py targets": "banana --out references --json references.json",
-    "benchmarks/ksd_test.py": "--quick --out ksd_test.json",
-    "benchmarks/growth.py": "--quick --out growth.json",
     "benchmarks/detached.py": "--quick --seeds 1 --out detached.json",
     "benchmarks/posteriors.py": "",
     "benchmarks/training.py": "--quick --seeds 1 --names banana --jobs 1 --out training.json",
-    "benchmarks/shapes.py": "--quick --out shapes.json",
     "benchmarks/ablation.py": "--quick --jobs 1 --stages 'all modes' --out ablation.json",
-    "benchmarks/suites.py": "--quick --out suites.json",
     "benchmarks/coverage.py": "--quick --names log_gamma --seeds 1 --jobs 1 --out coverage.json",
-    "benchmarks/diagnose.py": "--quick --out diagnose.json",
     "benchmarks/defaults.py": "--names log_gamma --seeds 1 --jobs 1",
     "benchmarks/shards.py": "--quick --cases '1 rank large' --out shards.json",
-    "benchmarks/workers.py": "--quick --out workers.json",
     "benchmarks/speed.py": "--quick --cases waveform --out speed.json",
+}
+ALIKE = "amortized frontier hierarchy toys ksd_test growth shapes suites diagnose workers"
+COMMANDS |= {f"benchmarks/{name}.py": f"--quick --out {name}.json" for name in ALIKE.split()}
+COMMANDS |= {
+    f"benchmarks/paper.py {name}": f"--quick --out {name}.json"
+    for name in ("time", "waveform", "diffusion", "student", "bnn")
 }
 #: Those whose weights of modes rest on a pilot.
 WEIGHED = {"examples/plot_mode_weights.py", "benchmarks/hierarchy.py"}
@@ -135,16 +125,6 @@ def test_the_notebook_of_an_example_is_whole_without_options_of_a_command(script
     used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
     assert used.isdisjoint({"argparse", "args", "parser"})
     assert "set_label" not in code
-
-
-@pytest.mark.slow
-def test_the_cells_of_a_notebook_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    for cell in cells_of("examples/plot_waveform.py"):
-        exec(cell, names)  # noqa: S102
-    plt.close("all")
-    assert "KSIVI" in capsys.readouterr().out
 
 
 def run(script, arguments, folder):
@@ -302,24 +282,6 @@ def frontier(monkeypatch):
     import frontier
 
     return frontier
-
-
-def test_a_watched_target_counts_rows_and_ends_what_has_spent_them(frontier):
-    watched = frontier.Watched(Banana(), limit=7)
-    x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(3, 2)
-    log_p, s = watched.value_and_score(x)
-    torch.testing.assert_close(log_p, Banana().log_prob(x))
-    torch.testing.assert_close(s, Banana().score_fn(x))
-    torch.testing.assert_close(watched.to(dtype=torch.float64).score_fn(x), s)
-    assert watched.n_points == [6]
-    assert not watched.spent
-    watched.value(x)
-    assert watched.n_points == [9]
-    assert watched.spent
-    for evaluate in (watched.value, watched.score_fn, watched.value_and_score):
-        with pytest.raises(RuntimeError):
-            evaluate(x)
-    assert watched.seconds > 0
 
 
 #: For each study that the manual shows: its command, the page, and the tables.

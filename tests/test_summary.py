@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from plain_targets import Mixture
 from scipy import optimize, special, stats
 
@@ -15,7 +14,7 @@ from skksivi import summary
 from skksivi.baselines import SVGD, Laplace
 from skksivi.inference._summary import _cell
 from skksivi.judge._verdict import Grade, Verdict
-from skksivi.targets import Banana, Target, constrained, from_log_prob
+from skksivi.targets import Banana, constrained, from_log_prob
 
 LEVELS = (0.05, 0.5, 0.95)
 
@@ -315,13 +314,3 @@ def test_a_frame_without_pandas_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="`to_frame` needs pandas: install it with `pip install pandas`"):
         of_one(lambda x: x).to_frame()
-
-
-def test_a_seed_gives_the_same_and_the_fit_keeps_its_stream():
-    target = log_gamma(2)
-    q = fitted(target)
-    a, b = (summary(q, target, random_state=3) for _ in range(2))
-    assert a == b
-    np.testing.assert_array_equal(numbers(a), numbers(b))
-    assert isinstance(target, Target)
-    assert torch.get_default_dtype() == torch.float32

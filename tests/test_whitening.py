@@ -61,12 +61,6 @@ def test_a_pair_that_is_no_affine_map_is_named(whiten):
 # Where the search starts
 
 
-def test_rows_of_init_are_the_only_starts():
-    whitening, pilot = whitening_of("auto", RING.score_fn, 2, init=RING.means[[1, 4, 6]].tolist(), budget=4_000_000)
-    assert len(whitening.modes) == len(pilot.n_of_mode) == 3
-    np.testing.assert_allclose(whitening.weights, np.full(3, 1 / 3), atol=0.01)
-
-
 @pytest.mark.parametrize("init", [[0.0], [[0.0]], 0.0, [0.0, np.nan], np.zeros((0, 2)), np.zeros((1, 1, 2))], ids=str)
 def test_an_init_that_is_no_point_is_named(init):
     with pytest.raises(ValueError, match=r"`init` must be a finite vector of shape \(2,\)"):

@@ -5,64 +5,35 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_family import TARGET, LinearFamily, layer, spied_critics, target_score
+from linear_family import layer, spied_critics, target_score
 from plain_targets import Mixture, generator, normal
 
 from skksivi.baselines import HSIVISM, SIFG, SIVISM, _critics
-from skksivi.baselines._critics import Critics, NoisyPoints
+from skksivi.baselines._critics import NoisyPoints, fisher_bound
 from skksivi.coordinates._whitening import Whitening
+from skksivi.families._layer import MultilayerPerceptron
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Adam
 from skksivi.pilot._pilot import find_whitening
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
 from skksivi.targets import Banana
-from skksivi.training._loop import Scheduled, flatten, learning_rate_factor
+from skksivi.training._loop import Scheduled, flatten
 
 
-def fisher_divergence(q):
-    """E |s_p - s_q|^2 of two Gaussians, with a graph, and the matrix and vector of s_p - s_q."""
-    law = q.law()
-    slope = law.precision_matrix - TARGET.precision_matrix
-    intercept = TARGET.precision_matrix @ TARGET.loc - law.precision_matrix @ law.loc
-    at_mean = slope @ law.loc + intercept
-    return (slope @ law.covariance_matrix @ slope.mT).trace() + at_mean.square().sum(), slope, intercept
-
-
-def draw(q, n, again):
-    """Draws of the linear family, their f, and the pullback through both."""
-    (x, s_p, s_q), pull = q.family.draw_with_pullback(n, again, in_double(target_score, 2))
-    return x, s_p - s_q, lambda dx, df: pull(dx, df, -df)
-
-
-def linear_critics(max_iter):
-    steps = Adam(betas=(0.5, 0.99), ema=None)
-    factor = learning_rate_factor(steps.decay, max_iter)
-    rate = Scheduled("rate", lambda t: 0.05 * factor(round(t * max_iter)), torch.zeros((), dtype=torch.float64))
-    return Critics([2, 2], 1, rate, steps.betas, generator())
-
-
-def best_critic(q):
-    """A linear critic after many steps."""
-    critics, again, n = linear_critics(max_iter=200), generator(1), 200
-    for t in range(n):
-        x, f, _ = draw(q, 300, again)
-        critics.rate.advance(t / n)
-        critics.ascend(x[None], f[None])
-    return critics
-
-
-@torch.no_grad()
-def test_the_best_critic_is_the_difference_of_the_scores():
-    q = LinearFamily()
-    critics, (divergence, slope, intercept) = best_critic(q), fisher_divergence(q)
-    linear = critics.networks[0].layers[0]
-    torch.testing.assert_close(linear.weight, slope, rtol=0, atol=0.05)
-    torch.testing.assert_close(linear.bias, intercept, rtol=0, atol=0.05)
-    x, f, _ = draw(q, 50_000, generator(2))
-    assert critics.bounds(x[None], f[None]).value.item() == pytest.approx(divergence.item(), rel=0.03)
+def test_the_bound_and_its_gradients_are_those_of_the_definition():
+    network = MultilayerPerceptron([3, 8, 3], generator(), torch.float64)
+    flatten(network)
+    x, f, offset = (normal(6, 3, seed=seed).requires_grad_() for seed in range(3))
+    g = network(x) + offset
+    expected = (2 * g * f - g.square()).sum(-1).mean()
+    gradients = torch.autograd.grad(expected, (x, f, offset, *network.parameters()))
+    with torch.no_grad():
+        bound = fisher_bound(network, x, f, offset)
+    torch.testing.assert_close(bound.value, expected.detach())
+    actual = (bound.dx, bound.df, bound.doffset, *(p.grad for p in network.parameters()))
+    torch.testing.assert_close(actual, gradients)
 
 
 def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):

@@ -9,7 +9,6 @@ from plain_targets import normal
 
 from skksivi.baselines import MALA, MIED
 from skksivi.baselines._particles import MOLLIFIERS, mied_gradient
-from skksivi.coordinates._lines import along_chord
 from skksivi.targets import Banana, from_score_fn
 
 FORMULAS = {
@@ -59,24 +58,6 @@ def test_a_constant_in_log_p_shifts_the_energy_alone():
 
 
 # Log-densities from scores
-
-
-def test_lobatto_is_exact_for_polynomials_of_degree_six():
-    x, y = normal(2, 20, 3)
-    coefficients = normal(7, seed=1)
-
-    def log_prob(x):
-        t = x @ torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
-        return sum(c * t**k for k, c in enumerate(coefficients))
-
-    def score_fn(x):
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(log_prob(x).sum(), x)[0]
-
-    expected = log_prob(y) - log_prob(x)
-    torch.testing.assert_close(
-        along_chord(score_fn, x, score_fn(x), y, score_fn(y)), expected, rtol=1e-10, atol=1e-10
-    )
 
 
 def test_without_log_prob_the_fit_is_the_same():

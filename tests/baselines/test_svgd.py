@@ -104,14 +104,3 @@ def test_more_draws_reach_half_way_to_the_nearest_other_particle():
     for r, pair in ((1, drawn[~far]), (4, drawn[far])):
         square = np.mean(pair[:, 1:] ** 2)
         assert square == pytest.approx((r / 2) ** 2 / 3, rel=4 * math.sqrt(2 / pair[:, 1:].size))
-
-
-def test_more_draws_are_smeared_in_the_units_of_the_target():
-    X = np.random.RandomState(0).normal(size=(50, 2))
-    scales = np.array([1e-3, 1e3])
-    whiten = (torch.zeros(2), torch.diag(torch.as_tensor(scales)))
-    scaled = find_whitening(whiten, in_double(lambda x: -x, 2), generator())[0]
-    unit = Particles(X, unwhitened(2)).sample(100, generator()).numpy()
-    np.testing.assert_allclose(
-        Particles(X * scales, scaled).sample(100, generator()).numpy(), unit * scales, rtol=1e-6
-    )

@@ -191,11 +191,6 @@ def test_the_second_address_helps_and_the_default_folder_is_scikit_learns(small,
     assert os.listdir(home) == ["small.csv"]
 
 
-def test_an_address_is_tried_again_in_silence(small, server, home):
-    fetch_small(home, n_retries=2)
-    assert server.asked.count("/gone.zip") > 2
-
-
 @pytest.mark.parametrize("served", [None, TEXT.replace("1", "2"), TEXT[:-9], "<html>"])
 def test_a_download_that_fails_says_which_file_to_put_where(served, small, server, home):
     (server.folder / "small.csv").unlink()
@@ -282,11 +277,6 @@ def test_a_library_that_is_missing_is_named_with_the_remedy(small, server, home,
     (home / "table.xls").touch()
     with pytest.raises(ImportError, match=r"needs python-calamine: .*pip install"):
         fetch_small(home)
-    monkeypatch.setenv("PATH", "")
-    set_recipe(monkeypatch, "boston", replace(recipe_of("boston"), files=("table.csv.Z",)))
-    (home / "table.csv.Z").touch()
-    with pytest.raises(ImportError, match="needs the program gzip"):
-        fetch_small(home)
 
 
 # The list of recipes
@@ -311,14 +301,3 @@ def test_the_first_split_is_the_papers():
         X_train, X_test = train_test_split(X, test_size=0.1, random_state=seed)
         np.testing.assert_array_equal(X[train], X_train)
         np.testing.assert_array_equal(X[test], X_test)
-
-
-@pytest.mark.parametrize("name", _uci.RECIPES)
-def test_a_split_parts_the_rows(name):
-    n = ORIGINALS[name][1][0]
-    splits = uci_splits(name)
-    assert len(splits) == 20
-    for train, test in splits:
-        np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.arange(n))
-        assert len(test) == -(-n // 10)
-    assert len({tuple(test) for _, test in splits}) == 20

@@ -1,7 +1,5 @@
 """The floor: what a metric is between exact samples."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -23,18 +21,6 @@ def test_each_repetition_compares_rows_of_which_none_is_in_both(n, m):
         assert Y.shape == (m or n, 1)
         assert len(np.unique(np.vstack([X, Y]))) == len(X) + len(Y)
     assert len({X.tobytes() for X, _ in seen}) > 1
-
-
-def test_every_row_has_the_same_chance():
-    """Each is in X with probability n / n_rows = 0.3."""
-    counts, n_repeats = np.zeros(10), 2000
-
-    def metric(X, _):
-        counts[X[:, 0].astype(int)] += 1
-        return 0.0
-
-    noise_floor(metric, labelled(10), 3, n_repeats=n_repeats, random_state=0)
-    assert (np.abs(counts / n_repeats - 0.3) < 4 * math.sqrt(0.3 * 0.7 / n_repeats)).all()
 
 
 def test_floor_is_mean_and_standard_deviation_of_the_values():

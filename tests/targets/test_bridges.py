@@ -129,12 +129,9 @@ def without_c_compiler():
 
 
 MAKERS = {
-    "torch": make_log_prob,
-    "JAX": make_jax,
-    "NumPyro": make_numpyro,
-    "PyMC": make_pymc,
+    "torch": make_log_prob, "JAX": make_jax, "NumPyro": make_numpyro, "PyMC": make_pymc,
     "Stan": lambda: from_bridgestan(Stan()),
-}
+}  # fmt: skip
 
 
 def precision_of_jax(double):

@@ -123,13 +123,6 @@ def test_passes_and_rows_are_counted_and_no_more_than_a_batch_is_held():
     assert (known.n_passes, known.n_rows_read) == (0, B)
 
 
-def test_many_points_are_taken_in_chunks(monkeypatch):
-    x = normal(50, D)
-    expected = STREAMS["own product"].score_fn(x)
-    monkeypatch.setattr("skksivi.targets._base.MAX_PAIRS", 7 * B)
-    close(STREAMS["own product"].score_fn(x), expected)
-
-
 def pickled(stream):
     return pickle.loads(pickle.dumps(stream))  # noqa: S301
 

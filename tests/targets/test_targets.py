@@ -8,7 +8,6 @@ from inspect import signature
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.stats
 import torch
@@ -82,13 +81,9 @@ TARGETS |= {
 }
 #: The features that are logarithms, of scales and precisions.
 LOGARITHMS = {
-    "funnel": [0],
-    "cox": range(4),
-    "volatility": range(3),
-    "sparse logistic": range(4),
-    "BrownianBridge": range(2),
+    "funnel": [0], "cox": range(4), "volatility": range(3), "sparse logistic": range(4), "BrownianBridge": range(2),
     "SeedGermination": [4],
-}
+}  # fmt: skip
 SAMPLED = [name for name, target in TARGETS.items() if hasattr(target, "sample")]
 WITH_PRODUCT = [name for name, target in TARGETS.items() if target.score_vjp]
 
@@ -590,15 +585,3 @@ def test_data_may_have_any_layout(model, view):
     w = np.arange(len(y)) % 3 + 1.0
     plain, other = model(X, y, w), model(view(X), view(y), view(w))
     assert torch.equal(other.score_fn(points(plain)), plain.score_fn(points(plain)))
-
-
-@every_view
-def test_a_data_frame_draws_and_weights_of_modes_may_have_any_layout(view):
-    frame = pd.DataFrame(view(X))
-    logistic = targets.BayesianLogisticRegression(frame, pd.Series(y))
-    assert torch.equal(logistic._X, torch.as_tensor(X))
-    np.testing.assert_array_equal(network().outputs(view(DRAWS), view(X)), network().outputs(DRAWS, X))
-    x = points(TARGETS["banana"])
-    close(
-        targets.EightGaussians(weights=view(UNEQUAL)).log_prob(x), targets.EightGaussians(weights=UNEQUAL).log_prob(x)
-    )

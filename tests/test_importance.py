@@ -395,20 +395,6 @@ def student(df, d):
     return from_log_prob(lambda x: student_log_prob(x, df), n_features=d)
 
 
-def regression(n, d):
-    """The joint density of y ~ N(X b, I) and b ~ N(0, 4 I), and its evidence."""
-    X = normal_array(n, d)
-    y = X @ np.ones(d) + normal_array(n, seed=1)
-    X_, y_ = torch.as_tensor(X), torch.as_tensor(y)
-
-    def log_prob(b):
-        r = y_.to(b) - b @ X_.to(b).mT
-        constant = (n + d) / 2 * math.log(2 * math.pi) + d * math.log(2)
-        return -r.square().sum(1) / 2 - b.square().sum(1) / 8 - constant
-
-    return from_log_prob(log_prob, n_features=d), stats.multivariate_normal(cov=np.eye(n) + 4 * X @ X.T).logpdf(y)
-
-
 def is_honest(found, exact):
     """Within 0.05 nats, or within four standard errors, which are infinite where the weights are not trusted."""
     return abs(found.log_z.value - exact) < max(0.05, 4 * found.log_z.se)
@@ -431,13 +417,6 @@ def test_tails_that_the_fit_lacks_are_in_the_evidence(d, df):
     """Draws of the Gaussian alone miss 0.01 to 0.3 nats, by up to eight standard errors."""
     q = fitted([0.0] * d, [1.0] * d)
     assert all(is_honest(evidence(q, student(df, d), random_state=seed), 0.0) for seed in range(5))
-
-
-def test_the_evidence_of_a_conjugate_regression_is_exact():
-    target, exact = regression(20, 4)
-    found = evidence(Laplace(dtype="float64").fit(target), target, random_state=0)
-    assert abs(found.log_z.value - exact) < 0.02
-    assert found.elbo.value - 0.01 < exact < found.eubo.value + 0.01
 
 
 def test_ratios_that_are_practically_equal_have_no_tail():

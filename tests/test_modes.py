@@ -18,8 +18,12 @@ from skksivi.families._derived import Reweighted
 from skksivi.inference._modes import metropolis
 from skksivi.judge._verdict import Grade, Verdict
 from skksivi.pilot._log_density import Cells, masses, normalised
+from skksivi.pilot._mode_weights import with_mode_weights
+from skksivi.pilot._points import PilotPoints
 from skksivi.targets import EightGaussians, from_log_prob
 from skksivi.training._run import Fit
+
+AGREED = Verdict(Grade.CHAINS_AGREE)
 
 AGREED = Verdict(Grade.CHAINS_AGREE)
 
@@ -60,6 +64,19 @@ def test_masses_are_those_of_modes_that_are_no_gaussians(d, exact):
 
 
 RING = EightGaussians(shift=5.0, weights=WEIGHTS)
+
+
+def test_a_pilot_is_given_the_masses_of_its_modes():
+    _, score_fn = student_and_gaussian(2)
+    generator = torch.Generator().manual_seed(0)
+    chi = torch.randn(6000, 3, generator=generator).square().sum(1).double()
+    student = torch.randn(6000, 2, generator=generator, dtype=torch.float64) / (chi / 3).sqrt()[:, None]
+    gaussian = 20 + torch.randn(6000, 2, generator=generator, dtype=torch.float64)
+    pilot = PilotPoints(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), AGREED)
+    n = with_mode_weights(as_score(score_fn), pilot, generator).n_of_mode
+    assert abs(n[1] / sum(n) - 0.3) < 0.05
+    right = PilotPoints(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), AGREED)
+    assert with_mode_weights(as_score(score_fn), right, generator) is right
 
 
 @pytest.mark.parametrize("bare", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -10,15 +10,11 @@ from plain_targets import Mixture, generator, normal
 
 from skksivi.baselines import HSIVISM, SIFG, SIVISM, _critics
 from skksivi.baselines._critics import NoisyPoints, fisher_bound
-from skksivi.coordinates._whitening import Whitening
 from skksivi.families._layer import MultilayerPerceptron
-from skksivi.judge._verdict import Grade, Verdict
 from skksivi.mixing import NormalDraws
 from skksivi.pilot._pilot import find_whitening
-from skksivi.pilot._points import PilotPoints
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
-from skksivi.targets import Banana
 from skksivi.training._loop import Scheduled, flatten
 
 
@@ -152,14 +148,3 @@ def test_scales_of_the_layers_follow_the_narrowest_mode():
     # The pilot's standard deviation is six along the first coordinate, and in its units a mode has a twelfth.
     scales = q.family_.half_square.mul(2).sqrt().numpy()
     np.testing.assert_allclose(scales, [0.5 / np.sqrt(36.25), 1.0], rtol=0.1)
-
-
-def test_scales_of_the_layers_follow_the_curvature_where_it_is_narrower():
-    # A banana is wide, but a Langevin step of its width would leave it across.
-    score, x = in_double(Banana().score_fn, 2), Banana().sample(5000, generator()).double()
-    pilot = PilotPoints(x, [len(x)], torch.ones(2), Verdict(Grade.CHAINS_AGREE))
-    whitening = Whitening(pilot.map(), modes=np.empty((0, 2)), weights=np.empty(0))
-    scales = HSIVISM()._build(score, whitening, pilot, generator()).half_square.mul(2).sqrt()
-    conditional_sd = whitening.map.whiten_score(score(x)).square().mean(0).rsqrt()
-    torch.testing.assert_close(scales, conditional_sd, rtol=0.2, atol=0)
-    assert scales.max() < 0.5

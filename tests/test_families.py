@@ -185,20 +185,6 @@ def test_a_bootstrap_returns_its_points():
     assert {tuple(row) for row in z.tolist()} == {tuple(row) for row in points.tolist()}
 
 
-@every_scale
-@pytest.mark.parametrize("sigma", [0.1, 0.5])
-def test_a_start_on_whitened_points_has_their_mean_and_covariance(scale, sigma):
-    """E z z^T = I, and with it E x x^T; the points have bounded fourth moments."""
-    points = torch.randn(500, 3, generator=generator(5), dtype=torch.float64).exp()
-    u = torch.linalg.solve(torch.linalg.cholesky(points.mT.cov(correction=0)), (points - points.mean(0)).mT).mT
-    family = start(3, mixing=Bootstrap(u), scale=scale, initial_scale=sigma)
-    x = family.draw(100_000, generator()).x.detach()
-    products = x[:, :, None] * x[:, None]
-    assert (x.mean(0).abs() < 4 / math.sqrt(len(x))).all()
-    eye = torch.eye(3).double()
-    assert ((products.mean(0) - eye).abs() < 4 * products.std(0) / math.sqrt(len(x))).all()
-
-
 LAYERS = [{"linear_skip": skip, "scale": scale} for skip in (True, False) for scale in ("constant", "network")]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plain_targets import Mixture, as_score, gaussian, generator, gumbel_score, origin, resolved
 from sklearn.exceptions import ConvergenceWarning
 
-from skksivi import KSIVIApproximator, load, save
+from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.pilot._faults import fault_of_jump
 from skksivi.pilot._mode_weights import SymmetryGroup, one_image, one_of_each
@@ -121,6 +121,15 @@ def test_a_mode_of_more_mass_is_found_from_the_prior_alone():
     law.prior_draws = lambda n, seed: np.random.RandomState(seed).normal(200, 3, (n, 8))
     q = KSIVIApproximator(random_state=0).fit(law)
     assert np.abs(q.sample(100, random_state=0) - 200).max() < 6
+
+
+def test_a_diagnosis_tells_that_the_search_did_not_end():
+    p = MIXTURES["apart"]
+    q = KSIVIApproximator(random_state=0).fit(p.score_fn, n_features=2)
+    q.whitening_ = replace(q.whitening_, ascents=np.array([100, 8]))
+    check = next(c for c in diagnose(q, p.score_fn, random_state=0).checks if c.name == "modes")
+    assert "8% of the last ascents found new ones" in check.text
+    assert "`init`" in check.remedy
 
 
 @given(seed=st.integers(0, 10**6))

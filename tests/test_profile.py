@@ -7,6 +7,7 @@ from plain_targets import normal, resolved
 
 from skksivi.coordinates._affine import Affine
 from skksivi.pilot import _profile as module
+from skksivi.pilot._mixture import Components
 from skksivi.pilot._newton import is_spike, laplace
 from skksivi.pilot._profile import Conditionals, out_of_spike, profile, profiled, what_scales
 from skksivi.targets import Funnel, Target, from_log_prob, from_score_fn
@@ -144,6 +145,28 @@ def test_the_way_out_of_a_spike_of_infinite_density():
     assert abs(x.mean() - mean) < 0.1 * sd
     assert 0.9 < x.std() / sd < 1.1
     assert abs(np.quantile(x, 0.01) - low) < 0.5 * sd
+
+
+def test_gaussians_moved_alike_keep_their_places():
+    """One goes to the moments of the points; several, of equal shapes, by one move in units of their own."""
+    x = normal(500, D) @ torch.linalg.cholesky(C).mT + 3
+    eye = torch.eye(D, dtype=torch.float64)
+    one = Components(A.new_ones(1), A[None], eye[None]).moved_alike(x)
+    torch.testing.assert_close(one.means[0], x.mean(0))
+    torch.testing.assert_close(one.covariances[0], torch.cov(x.mT, correction=0))
+    narrow = Components(A.new_tensor([0.5, 0.5]), torch.stack([0 * A, 100 + 0 * A]), torch.stack([eye, 1e-6 * eye]))
+    z = normal(1000, D)
+    moved = narrow.moved_alike(torch.cat([z + 0.5, 100 + 1e-3 * (z + 0.5)]))
+    torch.testing.assert_close(moved.means[1] - 100, 1e-3 * moved.means[0], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(moved.covariances[1], 1e-6 * moved.covariances[0], rtol=1e-6, atol=0)
+
+
+def test_gaussians_of_two_widths_have_the_same_means():
+    start = Components(A.new_tensor([0.3, 0.7]), torch.stack([A, -A]), torch.stack([C, 2 * C]))
+    found = start.of_widths((0.5, 2.0), (0.6, 0.4))
+    torch.testing.assert_close(found.weights, A.new_tensor([0.18, 0.42, 0.12, 0.28]))
+    torch.testing.assert_close(found.weights @ found.means, start.weights @ start.means)
+    torch.testing.assert_close(found.covariances, torch.stack([C / 2, C, 2 * C, 4 * C]))
 
 
 def test_a_gaussian_is_no_spike():

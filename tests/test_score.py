@@ -173,12 +173,6 @@ def test_a_hole_is_found_in_single_precision_too(fault):
     assert not resolved(score_fn, 2).by_differences
 
 
-@pytest.mark.parametrize("d", [40, 1000])
-def test_one_detached_coordinate_of_many_is_found(d):
-    assert resolved(last_detached(lambda x: -x), d).by_differences
-    assert not resolved(lambda x: -x, d).by_differences
-
-
 def test_no_graph_is_found_where_differences_are_too_coarse_to_compare():
     """At a scale of 1e-6, which a step of 1e-5 leaps over."""
 

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from plain_targets import generator, normal, resolved
+from plain_targets import generator, resolved
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi.parameters import Pilot
-from skksivi.pilot._chains import underdamped
 from skksivi.pilot._pilot import find_whitening
 
 MODES = np.array([[-30.0, 0.0], [30.0, 0.0]])
@@ -59,8 +58,3 @@ def test_every_start_keeps_its_mode(approximator):
     for part, mode in ((X[left], MODES[0]), (X[~left], MODES[1])):
         assert np.abs(part.mean(0) - mode).max() < 0.3
         assert np.abs(np.log(part.std(0))).max() < 0.25
-
-
-def test_a_score_without_a_finite_value_is_named():
-    with pytest.raises(ValueError, match="finite"):
-        underdamped(resolved(lambda x: x * torch.nan, 2), normal(3, 2), 10, generator())

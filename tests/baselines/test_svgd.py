@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from misbehaving import Misbehaving
 from plain_targets import generator, normal, student_score
 
 from skksivi import kernels
@@ -73,6 +74,14 @@ def test_points_where_the_score_is_not_finite_go_to_others():
     x = u + 1
     assert score(x).isfinite().all()
     assert len(x.unique(dim=0)) > 300  # the share of a quadrant, Phi(1)^2 = 0.71
+
+
+def test_a_score_that_ends_to_be_finite_ends_the_fit_and_keeps_the_particles():
+    q = SVGD(whiten=None, n_particles=20, max_iter=1000, random_state=0)
+    with pytest.raises(FloatingPointError):
+        q.fit(Misbehaving(lambda s: torch.nan * s, 120), n_features=2)
+    assert 50 <= q.n_iter_ <= 150
+    assert np.isfinite(q.sample(20)).all()
 
 
 # Draws

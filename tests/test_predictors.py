@@ -28,7 +28,7 @@ from sklearn.utils.estimator_checks import (
 )
 
 from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor
-from skksivi.baselines import Laplace, MeanFieldVI
+from skksivi.baselines import SVGD, Laplace, MeanFieldVI
 from skksivi.parameters import Pilot, Scale
 from skksivi.predictors import _predictors
 from skksivi.predictors._predictors import trained_weights
@@ -364,10 +364,11 @@ def test_predictions_are_of_the_model_that_was_fitted(model):
     np.testing.assert_array_equal(m.predict(X), expected)
 
 
-@pytest.mark.parametrize("model", ["linear", "network"])
-def test_predictions_of_many_rows_are_made_in_parts(model, monkeypatch):
-    m = KSIVIRegressor(model=model, n_hidden=2, approximator=MeanFieldVI(max_iter=2), n_draws=50, random_state=0)
-    m.fit(X[:50], Y[:50])
+@ORDINARY
+@pytest.mark.parametrize("q", [MeanFieldVI(max_iter=2), SVGD(n_particles=50, max_iter=2)])
+def test_predictions_of_many_rows_are_made_in_parts(q, monkeypatch):
+    model = "linear" if isinstance(q, MeanFieldVI) else "network"
+    m = KSIVIRegressor(model=model, n_hidden=2, approximator=q, n_draws=50, random_state=0).fit(X[:50], Y[:50])
     whole, sizes, outputs = predictions(m), [], KSIVIRegressor._outputs
 
     def recorded(self, X):

@@ -62,30 +62,16 @@ APPROXIMATORS += [
 
 #: What makes a fit short, for contracts that hold of a bad fit as of a good one.
 SHORT = {
-    "whiten": None,
-    "max_iter": 3,
-    "batch_size": 8,
-    "hidden_layer_sizes": (4,),
-    "critic_hidden_layer_sizes": (4,),
-    "flow_hidden_layer_sizes": (4,),
-    "n_particles": 10,
-    "n_chains": 5,
-    "n_warmup": 5,
-    "n_draws": 4,
-}
+    "whiten": None, "max_iter": 3, "batch_size": 8, "hidden_layer_sizes": (4,), "critic_hidden_layer_sizes": (4,),
+    "flow_hidden_layer_sizes": (4,), "n_particles": 10, "n_chains": 5, "n_warmup": 5, "n_draws": 4,
+}  # fmt: skip
 
 
 #: No more than so many where a script runs to see that it does.
 MOST = {
-    "max_iter": 20,
-    "batch_size": 32,
-    "n_particles": 30,
-    "n_chains": 200,
-    "n_warmup": 20,
-    "n_draws": 20,
-    "n_auxiliary": 10,
-    "n_inner_samples": 5,
-}
+    "max_iter": 20, "batch_size": 32, "n_particles": 30, "n_chains": 200, "n_warmup": 20, "n_draws": 20,
+    "n_auxiliary": 10, "n_inner_samples": 5,
+}  # fmt: skip
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Scores of targets whose moments are known, written plainly."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -175,3 +176,24 @@ class Bent(Target):
         z[:, 0] *= 10
         z[:, 1] -= (z[:, 0].square() - 100) / 10
         return z
+
+
+def own(d, **functions):
+    """A target of d features and of a class of its own, whose methods are functions."""
+    return type("Own", (Target,), {"n_features": d} | {name: staticmethod(f) for name, f in functions.items()})()
+
+
+def stan(d, log_density_gradient, **methods):
+    """What BridgeStan's models have, and other methods of theirs."""
+    return SimpleNamespace(param_unc_num=lambda: d, log_density_gradient=log_density_gradient, **methods)
+
+
+class LogisticDensity(Target):
+    """A logistic regression with a standard normal prior by its density alone."""
+
+    def __init__(self, A, y):
+        self.A, self.signs, self.n_rows = torch.from_numpy(A), torch.from_numpy(2.0 * y - 1), len(A)
+        self.n_features = A.shape[1]
+
+    def log_prob(self, x):
+        return torch.nn.functional.logsigmoid(self.signs * (x @ self.A.mT)).sum(-1) - x.square().sum(-1) / 2

@@ -4,7 +4,6 @@ import datetime
 import os
 import signal
 import sys
-import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -13,40 +12,31 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from plain_targets import LogisticDensity
 from sklearn.base import clone
 
 from skksivi import KSIVIApproximator, diagnose
 from skksivi.parameters import Checkpoint
-from skksivi.targets import BayesianLogisticRegression, Minibatches, Sharded, Target, _sharded, from_score_fn
+from skksivi.targets import (
+    BayesianLogisticRegression,
+    Minibatches,
+    Sharded,
+    Target,
+    _sharded,
+    from_log_prob,
+    from_score_fn,
+)
 
 N, D = 240, 3
 X = np.random.RandomState(0).normal(size=(N, D)) * [1.0, 0.5, 2.0]
 Y = np.random.RandomState(1).uniform(size=N) < 1 / (1 + np.exp(-X @ [1.0, -1.0, 0.3]))
 POINTS = torch.randn(20, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 MANY = torch.randn(5000, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+PRIOR = from_log_prob(lambda x: -x.square().sum(-1) / 2, D)
 EST = KSIVIApproximator(
     whiten="laplace", mixing="normal", max_iter=40, batch_size=50, dtype="float64",
     hidden_layer_sizes=(8,), random_state=0,
 )  # fmt: skip
-
-
-class Plain(Target):
-    """The same posterior by its density alone, whose score and products are automatic."""
-
-    n_features = D
-
-    def __init__(self, rows):
-        self.A, self.signs = torch.from_numpy(X[rows]), torch.from_numpy(2.0 * Y[rows] - 1)
-
-    def log_prob(self, x):
-        return torch.nn.functional.logsigmoid(self.signs * (x @ self.A.mT)).sum(-1) - x.square().sum(-1) / 2
-
-
-class Prior(Target):
-    n_features = D
-
-    def log_prob(self, x):
-        return -x.square().sum(-1) / 2
 
 
 def regression(rank, n_ranks):
@@ -68,7 +58,7 @@ def stream(rank, n_ranks):
 
 
 def plain(rank, n_ranks):
-    return Plain(slice(rank, None, n_ranks))
+    return LogisticDensity(X[rank::n_ranks], Y[rank::n_ranks])
 
 
 def arrays(rank, n_ranks):
@@ -123,7 +113,7 @@ def of_plain(target):
 
 def fit(folder):
     target = Sharded(regression)
-    numbers = found(target) | of_plain(Sharded(plain, prior=Prior()))
+    numbers = found(target) | of_plain(Sharded(plain, prior=PRIOR))
     by_arrays = Sharded(arrays, prior=from_score_fn(minus, D))
     numbers["draws by arrays"] = fitted(by_arrays, max_iter=20).sample(5, random_state=0)
     for name, target_of_rows in {"minibatches": minibatches, "stream": stream}.items():
@@ -173,7 +163,7 @@ def faults(folder):
     acts = {
         "features": lambda: Sharded(narrower),
         "prior": lambda: Sharded(lambda k, n: other(k, n, prior_precision=1.0 + k)),
-        "kind": lambda: Sharded(lambda k, n: regression(k, n) if k else plain(k, n), prior=Prior()),
+        "kind": lambda: Sharded(lambda k, n: regression(k, n) if k else plain(k, n), prior=PRIOR),
         "empty": lambda: Sharded(lambda k, n: BayesianLogisticRegression(X[: N * (1 - k)], Y[: N * (1 - k)])),
         "no rows": lambda: Sharded(lambda k, n: regression(k, n) if k else NoRows()),
         "no prior": lambda: Sharded(plain),
@@ -186,20 +176,6 @@ def faults(folder):
         "rejects": lambda: fitted(failing(ArithmeticError("no score there")), random_state=0),
     }
     (folder / f"{rank}.txt").write_text("\n".join(f"{name}| {raised(act)}" for name, act in acts.items()))
-
-
-class Slow(Target):
-    """Takes long where it is asked for many points."""
-
-    n_features = D
-
-    def score_fn(self, x):
-        time.sleep(2.0 if len(x) > 30 else 0.0)
-        return -x
-
-
-def slow(k, n):
-    return Slow()
 
 
 class NoRows(Target):

@@ -265,15 +265,6 @@ def test_training_follows_what_no_gaussian_can(short_networks):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:KL:sklearn.exceptions.ConvergenceWarning")
-def test_a_refined_fit_is_nearer():
-    q = fitted(log_gamma_score, np.linspace(-2, 2, 60)[:, None], n_features=1, max_score_calls=1200)
-    before = skksivi.certificate(q.at([0.5]), q.target([0.5]), random_state=0)
-    refined = q.refine([0.5], max_iter=200)
-    assert refined.certificate_.divergence < before.divergence / 2
-
-
-@pytest.mark.slow
 def test_modes_without_parameters_are_refined():
     """Without parameters the fit is one Gaussian, whose certificates cannot be computed between the modes; chains
     from its draws reach both.
@@ -321,42 +312,12 @@ def test_features_of_a_set_do_not_depend_on_its_order():
     torch.testing.assert_close(net(sets)[1:], net(sets[1:]))
 
 
-@pytest.mark.parametrize("with_parameters", [True, False])
-def test_batches_are_contexts_or_pairs(with_parameters):
-    X, Y = normal_contexts(20, seed=1), normal_contexts(20, d=3)
-    loader = batches_of(X, Y) if with_parameters else batches_of(Y)
-    made, own = simulated(loader, None, 0, np.random.RandomState(0), sets=False)
-    np.testing.assert_array_equal(as_contexts(made, CPU, sets=False), Y)
-    assert (own is not None) == with_parameters
-    if with_parameters:
-        np.testing.assert_array_equal(own, X)
-
-
 def test_batches_are_lists_of_sets_or_of_rows():
     rows = [np.ones((n, 2)) for n in (3, 1, 2)]
     made, _ = simulated(iter([rows[:2], rows[2:]]), None, 0, np.random.RandomState(0), sets=True)
     assert [len(part) for part in as_contexts(made, CPU, sets=True)] == [3, 1, 2]
     made, _ = simulated(iter([[[1.0, 2.0]], [[3.0, 4.0]]]), None, 0, np.random.RandomState(0), sets=False)
     assert as_contexts(made, CPU, sets=False).tolist() == [[1.0, 2.0], [3.0, 4.0]]
-
-
-class Summary(torch.nn.Module):
-    """A module of single precision, as torch makes them."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(2, 2)
-        self.linear.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
-
-    def forward(self, y):
-        return self.linear(y)
-
-
-@pytest.mark.slow
-def test_a_summary_is_any_module():
-    q = fitted(summary=Summary(), max_score_calls=400, hidden_layer_sizes=(4,))
-    X = q.sample(4000, [1.0, -1.0], random_state=0)
-    np.testing.assert_allclose(X.mean(0), [0.5, -0.5], atol=0.15)
 
 
 @pytest.mark.slow
@@ -395,7 +356,7 @@ class Told:
     """Remembers what a fit tells, and ends its training at once."""
 
     def __init__(self):
-        self.tasks, self.draws = [], []
+        self.tasks = []
 
     def setup(self, estimator, context):
         self.tasks.append("setup")
@@ -408,24 +369,7 @@ class Told:
 
     def on_fit_task_end(self, estimator, context, *, fitted_estimator=None):
         self.tasks.append(context.task_name)
-        if context.task_name == "fit":
-            return False
-        context = [0.0] * fitted_estimator.family_.h_mean.numel()
-        self.draws.append(fitted_estimator.sample(3, context, random_state=0))
-        return True
-
-
-@pytest.mark.slow
-def test_callbacks_see_the_stages_and_change_nothing(of_normal):
-    told = Told()
-    q = (
-        AmortizedKSIVI(**of_normal.get_params())
-        .set_callbacks(told)
-        .fit(normal_score, normal_contexts(), n_features=2)
-    )
-    assert told.tasks == ["setup", "modes", "scores", "fit", "teardown"]
-    np.testing.assert_array_equal(told.draws[-1], q.sample(3, [0.0, 0.0], random_state=0))
-    np.testing.assert_array_equal(told.draws[-1], of_normal.sample(3, [0.0, 0.0], random_state=0))
+        return context.task_name != "fit"
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import torch
 from approximators import short
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import RING, log_gamma_score, normal, normal_array, student_score
+from plain_targets import RING, log_gamma_score, normal, normal_array, own, student_score
 from torch import distributions as dist
 from torch.autograd.function import once_differentiable
 
@@ -121,14 +121,8 @@ def test_a_score_is_no_view_of_its_points(score_fn):
 
 
 def test_a_density_in_a_buffer_outlives_the_next_call():
-    class Buffered(Target):
-        n_features = 2
-        density = InBuffer(lambda x: -x.square().sum(1)[:, None] / 2, whole, True)
-
-        def log_prob(self, x):
-            return self.density(x)[:, 0]
-
-    score = resolved(Buffered())
+    density = InBuffer(lambda x: -x.square().sum(1)[:, None] / 2, whole, True)
+    score = resolved(own(2, log_prob=lambda x: density(x)[:, 0]))
     x = normal(5, 2).float()
     value = score.log_prob(x)
     score.log_prob(2 * x)
@@ -165,13 +159,9 @@ def badly_scaled(x):
 
 
 SCORES = {
-    "normal": lambda x: 1 - x,
-    "cubic": lambda x: 1 - x - x**3,
-    "Student": student_score,
-    "log-Gamma": log_gamma_score,
-    "badly scaled": badly_scaled,
-    "ring": RING.score_fn,
-}
+    "normal": lambda x: 1 - x, "cubic": lambda x: 1 - x - x**3, "Student": student_score,
+    "log-Gamma": log_gamma_score, "badly scaled": badly_scaled, "ring": RING.score_fn,
+}  # fmt: skip
 
 
 def of_arrays(score_fn):
@@ -345,11 +335,8 @@ def test_the_default_device_does_not_matter(cls, whiten):
             return X, q.score(target), ksd(X, target), q.score(X) if hasattr(q.sampler_, "log_density") else 0
 
     expected = outcome()
-    torch.set_default_device("meta")
-    try:
+    with torch.device("meta"):
         found = outcome()
-    finally:
-        torch.set_default_device(None)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -381,12 +368,9 @@ def gamma(x, low, high):
 
 
 BOUNDS = {
-    (0.0, 1.0): "unit interval",
-    (0.0, math.inf): "positive",
-    (-math.inf, 0.0): r'\("below", 0\)',
-    (-2.0, 3.0): r'\("interval", -2, 3\)',
-    (0.5, math.inf): r'\("above", 0.5\)',
-}
+    (0.0, 1.0): "unit interval", (0.0, math.inf): "positive", (-math.inf, 0.0): r'\("below", 0\)',
+    (-2.0, 3.0): r'\("interval", -2, 3\)', (0.5, math.inf): r'\("above", 0.5\)',
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -443,50 +427,30 @@ def test_numbers_that_leave_their_range_are_no_bound(log_prob):
 FAR = 8.0
 
 
-def refusing(error):
-    """Return the score of a standard normal, which raises at points far out."""
+def refusing(error, function=lambda x: -x):
+    """Return a function, the score of a standard normal by default, which raises at points far out."""
 
-    def score_fn(x):
+    def refuses(x):
         if (abs(x) > FAR).any():
             raise error
-        return -x
+        return function(x)
 
-    return score_fn
+    return refuses
 
 
 def with_nan(x):
     return torch.where((x.abs() > FAR).any(1, keepdim=True), torch.nan, -x)
 
 
-class Refusing(Target):
-    """The same as a density."""
-
-    n_features = 3
-
-    def log_prob(self, x):
-        if (x.abs() > FAR).any():
-            raise ValueError("far out")
-        return -x.square().sum(1) / 2
-
-
-class RefusingProduct(Target):
-    """The same with products of its own."""
-
-    n_features = 3
-    score_fn = staticmethod(refusing(ZeroDivisionError("division by zero")))
-
-    def score_vjp(self, x):
-        return self.score_fn(x), torch.neg
-
-
+DIVIDING = refusing(ZeroDivisionError("division by zero"))
 REFUSALS = {
     "torch's matrix": refusing(torch.linalg.LinAlgError("not positive definite")),
     "numpy's matrix": refusing(np.linalg.LinAlgError("not positive definite")),
     "range": refusing(ValueError("out of range")),
     "overflow": refusing(OverflowError("math range error")),
     "solver": refusing(RuntimeError("Failed to converge after 50 iterations")),
-    "density": Refusing(),
-    "product": RefusingProduct(),
+    "density": own(3, log_prob=refusing(ValueError("far out"), lambda x: -x.square().sum(1) / 2)),
+    "product": own(3, score_fn=DIVIDING, score_vjp=lambda x: (DIVIDING(x), torch.neg)),
 }
 
 

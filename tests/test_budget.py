@@ -97,14 +97,6 @@ def test_a_large_budget_changes_nothing():
     np.testing.assert_array_equal(limited.sample(5, random_state=0), free.sample(5, random_state=0))
 
 
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_a_budget_that_ends_before_the_first_round_leaves_the_gaussian():
-    q = KSIVIApproximator(whiten=Pilot(max_score_calls=900), random_state=0).fit(lambda x: 1 - x, n_features=2)
-    X = q.sample(20_000, random_state=0)
-    np.testing.assert_allclose(X.mean(0), 1, atol=0.1)
-    np.testing.assert_allclose(X.std(0), 1, atol=0.1)
-
-
 def test_methods_of_points_keep_a_budget_too():
     with pytest.raises(ValueError, match="The 700 evaluations of `max_score_calls`"):
         SVGD(whiten=Pilot(max_score_calls=700), random_state=0).fit(lambda x: 1 - x, n_features=2)

@@ -142,12 +142,10 @@ def test_wrong_posteriors_are_found(kind):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda x: x + 1, "draws too high"),
-        (lambda x: x - 1, "draws too low"),
-        (lambda x: 2 * x, "draws too wide"),
+        (lambda x: x + 1, "draws too high"), (lambda x: x - 1, "draws too low"), (lambda x: 2 * x, "draws too wide"),
         (lambda x: x / 2, "draws too narrow"),
     ],
-)
+)  # fmt: skip
 def test_a_report_names_what_is_wrong_with_draws(change, text):
     rng = np.random.RandomState(0)
     ranks = (change(rng.normal(size=(300, 19))) < rng.normal(size=(300, 1))).sum(1, keepdims=True)
@@ -277,14 +275,9 @@ def test_a_file_takes_more_replications_and_gives_fewer(tmp_path):
 
 def other(**changes):
     arguments = {
-        "simulate_prior": NORMAL.prior,
-        "simulate_data": NORMAL.data,
-        "make_target": NORMAL.score,
-        "estimator": Laplace(),
-        "n": 2,
-        "n_draws": 9,
-        "random_state": 0,
-    }
+        "simulate_prior": NORMAL.prior, "simulate_data": NORMAL.data, "make_target": NORMAL.score,
+        "estimator": Laplace(), "n": 2, "n_draws": 9, "random_state": 0,
+    }  # fmt: skip
     return arguments | changes
 
 
@@ -536,15 +529,6 @@ def test_names_of_a_target_are_those_of_the_ranks():
     target = from_log_prob(lambda x: -x.square().sum(1) / 2, 2, names=["a", "b"])
     assert sbc(**other(make_target=lambda y: target)).names == ("a", "b")
     assert sbc(**other(make_target=lambda y: target, names=["c", "d"])).names == ("c", "d")
-
-
-def test_a_score_function_becomes_a_target_for_any_estimator():
-    class Wrapped(Exact):
-        def fit(self, target):
-            return super().fit((0.0, Laplace().fit(target).sample))
-
-    arguments = NORMAL.prior, NORMAL.data, NORMAL.score
-    assert sbc(*arguments, Wrapped(), n=3, random_state=0).ranks.shape == (3, 2)
 
 
 def test_one_parameter_may_be_a_number():

@@ -2,18 +2,16 @@
 
 import logging
 import pickle
-import random
 import re
 
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi.baselines import SIVI
 from skksivi.callbacks import EarlyStopping
-from skksivi.model_selection import Replicates, neg_ksd_scorer
+from skksivi.model_selection import neg_ksd_scorer
 from skksivi.parameters import Pilot
 from skksivi.targets import Banana
 from skksivi.training import _hooks
@@ -89,14 +87,6 @@ def test_early_stopping_waits_for_a_better_grade(grades, settings, n_iter):
     assert q.fit(Banana()).n_iter_ == n_iter
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The training did not improve:sklearn.exceptions.ConvergenceWarning")
-def test_early_stopping_by_the_grade_of_the_estimator_under_a_search():
-    q = clone(APPROXIMATORS[0]).set_params(max_iter=1000).set_callbacks(EarlyStopping(patience=1))
-    search = GridSearchCV(q, {"batch_size": [8]}, cv=Replicates(1), scoring=neg_ksd_scorer()).fit(Banana())
-    assert search.best_estimator_.n_iter_ < 1000
-
-
 @pytest.mark.parametrize(
     ("settings", "error"),
     [({"patience": 0}, ValueError), ({"min_delta": -1.0}, ValueError), ({"scoring": 1}, TypeError)],
@@ -119,16 +109,6 @@ def test_the_discrepancy_is_monitored_by_the_callback_of_scikit_learn():
     monitor = callback.ScoringMonitor(scoring=neg_ksd_scorer())
     clone(APPROXIMATORS[0]).set_callbacks(monitor).fit(Banana())
     assert monitor.get_logs()
-
-
-@pytest.mark.slow
-def test_a_progress_bar_is_nested_under_a_search(capfd):
-    grid = {"learning_rate": [1e-3, 2e-3]}
-    search = GridSearchCV(APPROXIMATORS[0], grid, cv=Replicates(1), scoring=neg_ksd_scorer())
-    state = random.getstate()
-    search.set_callbacks(callback.ProgressBar(max_propagation_depth=3)).fit(Banana())
-    random.setstate(state)  # of rich
-    assert "KSIVIApproximator" in capfd.readouterr().out
 
 
 @EVERY_APPROXIMATOR

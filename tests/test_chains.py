@@ -1,22 +1,20 @@
 """Hamiltonian chains, and how fits from them are judged."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
 import torch
-from plain_targets import as_score, gaussian, generator, gumbel, gumbel_log_prob, gumbel_score, normal
+from plain_targets import as_score, generator, gumbel, gumbel_log_prob, gumbel_score, normal
 
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Affine
 from skksivi.estimators._judge import contradiction
 from skksivi.judge import THRESHOLDS, Errors
-from skksivi.parameters import Pilot
 from skksivi.pilot._chains import MAX_RHAT, ChainEnsemble, ChainStates, disagreement, rhat, trajectory, warmed_up
 from skksivi.pilot._importance import N_DRAWS
 from skksivi.pilot._points import MANY_FEATURES
-from skksivi.targets import Banana, Target
+from skksivi.targets import Banana
 
 
 @pytest.mark.parametrize("log_prob", [None, gumbel_log_prob])
@@ -86,50 +84,6 @@ def test_draws_from_afar_are_points_without_scores():
     assert points.n_of_mode == [len(points.x)] == [N_DRAWS]
     assert points.mixture is None
     assert not points.converged
-
-
-CORRELATED = gaussian(5, 0)
-
-
-@pytest.mark.parametrize(
-    ("score_fn", "mean", "sd"),
-    [
-        (torch.neg, 0.0, 1.0),
-        (CORRELATED[2], CORRELATED[0].numpy(), torch.linalg.inv(CORRELATED[1]).diagonal().sqrt().numpy()),
-    ],
-    ids=["normal", "correlated"],
-)
-def test_a_default_fit_spends_little_and_is_accurate(score_fn, mean, sd):
-    """Errors of means and scales are four standard errors of short chains; long ones would take 400,000 scores."""
-    q = KSIVIApproximator(max_iter=1, random_state=0).fit(score_fn, n_features=5)
-    assert q.whitening_.n_score_calls < 110_000
-    X = q.sample(20_000, random_state=0)
-    np.testing.assert_allclose((X.mean(0) - mean) / sd, 0, atol=0.12)
-    np.testing.assert_allclose(X.std(0) / sd, 1, atol=0.12)
-
-
-@pytest.mark.slow
-def test_low_effort_ends_early_and_is_good_if_its_weighted_draws_say_so():
-    q = KSIVIApproximator(whiten=Pilot(effort="low"), random_state=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        q.fit(Effects())
-    assert q.n_iter_ == 0
-    assert not q.whitening_.converged
-    assert q.verdict_.good
-    assert q.whitening_.n_score_calls < 100_000
-
-
-class Effects(Target):
-    """y_j ~ N(e^l z_j, .3^2), z_j ~ N(0, 1), j = 1 ... 60, l ~ N(0, 1); x = (l, z). Its mode is far from its mass."""
-
-    n_features = 61
-    y = torch.as_tensor(np.random.RandomState(0).normal(0, math.hypot(1, 0.3), 60))
-
-    def log_prob(self, x):
-        z = x[:, 1:]
-        r = (self.y - x[:, :1].exp() * z) / 0.3
-        return -(r.square().sum(1) + z.square().sum(1) + x[:, 0].square()) / 2
 
 
 @pytest.mark.slow

@@ -98,16 +98,17 @@ FITS = {
     "any seed": KSIVIApproximator(**SETTINGS | {"random_state": None}, whiten=None),
     "layers": HKSIVIApproximator(**SETTINGS, whiten=None, n_layers=2),
     "layers at a pilot": HKSIVIApproximator(**SETTINGS, whiten=Pilot(budget=1000), n_layers=2),
+    "minibatches": KSIVIApproximator(**SETTINGS, whiten="laplace", mixing="normal"),
 }
 
 
 @pytest.mark.parametrize("kind", FITS)
 def test_an_interrupted_fit_resumes_bit_for_bit(kind, tmp_path):
-    seeds = iter([7, 7, 8])
+    seeds, score = iter([7, 7, 8]), Minibatches(rows_of(), 10) if kind == "minibatches" else normal_score
     with patch("skksivi.base.make_seed", lambda given: next(seeds) if given is None else int(given)):
-        whole = fitted(FITS[kind])
-        q = interrupted(FITS[kind], normal_score, tmp_path / "fit.ckpt")
-        assert_same_fit(q.fit(normal_score, n_features=D), whole)
+        whole = fitted(FITS[kind], score)
+        q = interrupted(FITS[kind], score, tmp_path / "fit.ckpt")
+        assert_same_fit(q.fit(score, n_features=D), whole)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -480,17 +480,8 @@ def test_the_summary_of_any_fit_is_the_posterior_or_says_why_not(fitted):
 
 
 OF_A_FIT = [
-    certificate,
-    diagnose,
-    ensemble,
-    evidence,
-    expectation,
-    importance_sample,
-    modes,
-    refine,
-    summary,
-    to_arviz,
-]
+    certificate, diagnose, ensemble, evidence, expectation, importance_sample, modes, refine, summary, to_arviz,
+]  # fmt: skip
 
 
 @cache

@@ -12,7 +12,7 @@ from scipy import stats
 
 from skksivi import KSIVIApproximator, diagnose
 from skksivi.baselines import Laplace
-from skksivi.stein._directions import conditionals, first_difference, gibbs_step, leading_directions
+from skksivi.stein._directions import first_difference, gibbs_step
 from skksivi.targets import Banana, Multimodal, StudentT, XShaped, from_score_fn
 
 #: Scores of one variable, what they are the scores of, and its mean and standard deviation.
@@ -101,14 +101,6 @@ def test_default_fits_are_not_accused(target):
         KSIVIApproximator(random_state=1).fit(target)
 
 
-def test_directions_that_are_alike_are_told_from_each_other():
-    Q = rotated(10, 2)
-    score = resolved(independent("t3", 3, Q))
-    u = torch.randn(300, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    V = leading_directions(score, u[0], score(u).detach() + u).numpy()
-    np.testing.assert_allclose(np.abs(Q[:, :3].T @ V).max(0), 1, atol=1e-6)
-
-
 @pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (1.0, 1.0), (0.0, 0.5)])
 def test_directions_that_are_right_do_not_hide_one_that_is_wrong(shift, scale):
     """Two have two humps, of the target and of the draws; along a third the draws are off, or not."""
@@ -139,30 +131,6 @@ def test_an_error_that_a_few_scores_of_many_features_do_not_show_is_told(shift, 
     assert found is None or np.abs(found.correlations.numpy() @ Q.numpy()).argmax() == 0
     assert found is None or found.step.scale == pytest.approx(1 / scale, rel=0.1)
     assert found is None or found.step.shift == pytest.approx(-shift, abs=0.05)
-
-
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.95])
-def test_conditionals_of_a_gaussian_are_gaussian(correlation):
-    P = torch.linalg.inv(torch.tensor([[1.0, correlation], [correlation, 1.0]], dtype=torch.float64))
-    u = torch.tensor([[0.0, 0.0], [1.0, -1.0], [0.3, 2.0]], dtype=torch.float64)
-    t, p, kept = conditionals(lambda x: -x @ P, u, torch.tensor([1.0, 0.0]).double(), 33)
-    assert kept.all()
-    mean = p @ t
-    np.testing.assert_allclose(u[:, 0].numpy() + mean, correlation * u[:, 1].numpy(), atol=2e-3)
-    np.testing.assert_allclose(p @ t**2 - mean**2, 1 - correlation**2, rtol=0.02)
-
-
-def test_a_step_shows_a_shift_and_a_scale():
-    u = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    v = torch.tensor([0.0, 0.6, 0.8]).double()
-    step = gibbs_step(lambda x: -(x - v) / (1 + 3 * v.square()), u, torch.tensor([1.0, 0.0, 0.0]).double(), 16, 33)
-    assert abs(step.shift) < 0.05
-    assert not step.matters
-    step = gibbs_step(lambda x: -(x - 2 * v) / 4, u, v, 16, 33)
-    assert step.shift == pytest.approx(2, abs=0.05)
-    assert step.scale == pytest.approx(2, abs=0.05)
-    assert step.range == pytest.approx(2, abs=0.2)
-    assert step.matters
 
 
 def test_a_score_that_ends_is_left_alone():

@@ -2,11 +2,11 @@
 
 import sys
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from scipy.stats import nbinom, norm
+from plain_targets import stan
+from scipy.stats import norm
 
 from skksivi import KSIVIApproximator, __version__, to_arviz
 from skksivi.baselines import Laplace
@@ -17,20 +17,15 @@ def normal(x):
     return -((x - torch.arange(3).to(x)) ** 2).sum(1) / 2
 
 
-class Arrays:
-    """A model of a scale and a matrix, in BridgeStan's interface."""
-
-    def param_unc_num(self):
-        return 3
-
-    def log_density_gradient(self, theta):
-        return -theta @ theta / 2, -theta
-
-    def param_names(self):
-        return ["scale", "beta.1", "beta.2"]
-
-    def param_constrain(self, theta):
-        return np.hstack([np.exp(theta[0]), theta[1:]])
+def of_arrays():
+    """A model of a scale and a vector, in BridgeStan's interface."""
+    model = stan(
+        3,
+        lambda theta: (-theta @ theta / 2, -theta),
+        param_names=lambda: ["scale", "beta.1", "beta.2"],
+        param_constrain=lambda theta: np.hstack([np.exp(theta[0]), theta[1:]]),
+    )
+    return from_bridgestan(model)
 
 
 NAMED = from_log_prob(normal, 3, names=["a", "b", "c"])
@@ -87,25 +82,8 @@ class Regression(Target):
         return total
 
 
-class Counts(Target):
-    """Poisson counts whose rate has a Gamma(2, 1) prior, by the logarithm of the rate."""
-
-    n_features, n_rows = 1, 12
-    y = torch.tensor([3, 1, 4, 2, 5, 2, 3, 0, 2, 4, 3, 2], dtype=torch.float64)
-
-    def log_likelihood(self, x):
-        return self.y * x - x.exp() - (self.y + 1).lgamma()
-
-    def log_prob(self, x):
-        return self.log_likelihood(x).sum(1) + 2 * x[:, 0] - x[:, 0].exp()
-
-    def elpd(self):
-        y = self.y.numpy()
-        return nbinom.logpmf(y, 2 + y.sum() - y, (1 + 11) / (2 + 11)).sum()
-
-
 @pytest.mark.parametrize("as_tree", [False, True])
-@pytest.mark.parametrize("target", [Regression(1), Regression(3), Counts()], ids=["mean", "regression", "counts"])
+@pytest.mark.parametrize("target", [Regression(1), Regression(3)], ids=["mean", "regression"])
 def test_leave_one_out_agrees_with_refits(target, as_tree, monkeypatch):
     stats = pytest.importorskip("arviz_stats")
     if as_tree:
@@ -125,44 +103,8 @@ def test_leave_one_out_agrees_with_refits(target, as_tree, monkeypatch):
     assert np.exp(data.sample_stats["log_weight"]).sum() == pytest.approx(1)
 
 
-@pytest.mark.filterwarnings("ignore:The inplace keyword:DeprecationWarning")  # of pandas, in ArviZ
-def test_models_are_compared_and_their_priors_scaled():
-    stats = pytest.importorskip("arviz_stats")
-    trees = {}
-    for k in (1, 3):
-        target = Regression(k)
-        target.y = Regression(3).y
-        trees[str(k)] = to_arviz(Laplace(random_state=0).fit(target), target, random_state=0)
-    assert stats.compare(trees).index[0] == "3"
-    # by power-scaling a normal prior and a normal likelihood, whose share of the precision is (1, n) / (n + 1 / 4)
-    prior, likelihood = (stats.psense(trees["1"], group=group)["x"].item() for group in ("prior", "likelihood"))
-    assert 0 < prior < 0.05 < likelihood
-
-
-#: What takes the draws, in any ArviZ that is installed.
-FUNCTIONS = [
-    ("arviz", "ess"),
-    pytest.param("arviz", "plot_trace", marks=pytest.mark.slow),  # the first figure takes seconds
-    ("arviz_stats", "rhat"),
-    ("arviz_stats", "hdi"),
-]
-
-
-@pytest.mark.filterwarnings("ignore::matplotlib.MatplotlibDeprecationWarning", "ignore::FutureWarning")  # ArviZ's own
-@pytest.mark.parametrize(("module", "name"), FUNCTIONS)
-def test_arviz_takes_them(module, name, monkeypatch):
-    arviz = pytest.importorskip(module, reason="not what is installed of ArviZ")
-    target = from_bridgestan(Arrays())
-    q = Laplace(random_state=0).fit(target)
-    getattr(arviz, name)(to_arviz(q, target, 200, random_state=0))
-    if module != "arviz":
-        monkeypatch.setattr("skksivi.exports._arviz.find_spec", lambda name: None)  # these take a tree too
-        getattr(arviz, name)(to_arviz(q, target, 200, random_state=0))
-    plt.close("all")
-
-
 def test_draws_are_in_the_space_of_the_model():
-    target = from_bridgestan(Arrays())
+    target = of_arrays()
     q = Laplace(random_state=0).fit(target)
     data = to_arviz(q, target, 50, random_state=1)
     X = q.sample(50, random_state=1)
@@ -178,7 +120,7 @@ def test_without_names_the_draws_are_one_variable(target):
 
 
 def test_dimensions_have_the_names_of_the_target_and_then_those_given():
-    target = from_bridgestan(Arrays())
+    target = of_arrays()
     target.dims, target.coords = {"beta": ("column",)}, {"column": ["u", "v"], "row": [1, 2, 3]}
     q = Laplace(random_state=0).fit(target)
     beta = to_arviz(q, target, 5).posterior["beta"]
@@ -227,16 +169,6 @@ def test_groups_are_those_asked_for():
     target.log_likelihood = lambda x: x.sum(1)
     with pytest.raises(ValueError, match=r"`log_likelihood` of `target` returned shape \(40,\), expected \(40, r"):
         to_arviz(q, target, 40, groups=["log_likelihood"])
-
-
-def test_a_file_of_arviz_brings_them_back(tmp_path):
-    pytest.importorskip("h5netcdf", reason="xarray writes files by it")
-    import xarray
-
-    data = to_arviz(FITTED, NAMED, 20)
-    data.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
-    with xarray.open_datatree(tmp_path / "draws.nc", engine="h5netcdf") as read:
-        np.testing.assert_array_equal(read.posterior["b"].values, data.posterior["b"].values)
 
 
 def test_what_is_wrong_is_told(monkeypatch, tmp_path):

@@ -104,9 +104,7 @@ def test_the_file_draws_by_itself_in_the_space_of_the_model(tmp_path):
     target = constrained(log_prob, SUPPORTS)
     q = Laplace(random_state=0).fit(target)
     skksivi.export(q, tmp_path / "q.npz")
-    blocked = (
-        "import sys; sys.modules['torch'] = sys.modules['skksivi'] = None; import runpy; sys.argv = sys.argv[1:];"
-    )
+    blocked = "import sys, runpy; sys.modules['torch'] = sys.modules['skksivi'] = None; sys.argv = sys.argv[1:]; "
     run = blocked + "runpy.run_path(sys.argv[0], run_name='__main__')"
     command = [sys.executable, "-c", run, str(tmp_path / "q.npz"), "2000", "0"]
     head, *rows = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -128,6 +126,9 @@ def test_names_and_supports_are_saved_with_a_fit_and_forgotten_with_the_next(tmp
     assert not {"supports_", "feature_names_in_"} & vars(q.fit(torch.neg, n_features=1)).keys()
 
 
+OWN_MIXING = KSIVIApproximator(mixing=lambda n, g: torch.randn(n, 2, generator=g), max_iter=2)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -136,13 +137,7 @@ def test_names_and_supports_are_saved_with_a_fit_and_forgotten_with_the_next(tmp
         (lambda: good_fit("SVGD"), TypeError, "SVGD whose sampler is a Particles"),
         (lambda: good_fit("HKSIVIApproximator"), TypeError, "whose sampler is a Layers"),
         (lambda: with_other_weights(None), TypeError, "whose sampler is a Reweighted"),
-        (
-            lambda: KSIVIApproximator(mixing=lambda n, g: torch.randn(n, 2, generator=g), max_iter=2).fit(
-                score_fn, n_features=2
-            ),
-            TypeError,
-            "draws by more than arrays",
-        ),
+        (lambda: OWN_MIXING.fit(score_fn, n_features=2), TypeError, "draws by more than arrays"),
     ],
 )
 def test_what_draws_by_other_means_is_refused(make, error, message, tmp_path, uncertified):

@@ -1,6 +1,7 @@
 """HKSIVIApproximator: the hierarchy is that of the paper, its gradients are exact, and it keeps far modes."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -114,36 +115,6 @@ def test_every_layer_starts_at_the_initial_scale_and_stays_above_its_floor():
         torch.testing.assert_close(family.sigma(t), torch.full_like(sigma, 0.3))
 
 
-@torch.no_grad()
-def test_a_layer_can_be_drawn_alone():
-    family, score_fn = hierarchy(), XShaped().to(dtype=torch.float64).score_fn
-    xs, _ = by_the_formulas(family, 6, generator(1), score_fn)
-    for layer in range(3):
-        x = family.draw(6, generator(1), score_fn, layer)
-        torch.testing.assert_close(x, xs[layer])
-    base = family.mixing(6, family.half_square, generator(1))
-    torch.testing.assert_close(family.draw(6, generator(1), score_fn, 3), base)
-
-
-@torch.no_grad()
-def test_the_density_of_the_last_layer_given_the_one_above():
-    family, score_fn = hierarchy(), XShaped().to(dtype=torch.float64).score_fn
-    x, before, _, _ = family.path(4, generator(1), score_fn)
-    mu = before + family.networks[0](before) + family.half_square * score_fn(before)
-    expected = torch.distributions.Normal(mu, family.sigma(0)).log_prob(x).sum(-1)
-    torch.testing.assert_close(family.log_conditional(0, x, before, score_fn(before)), expected)
-
-
-def test_training_starts_at_a_langevin_chain():
-    q = fit(whiten=None, mixing="normal", max_iter=1, learning_rate=1e-30, initial_scale=0.8, bridge="linear")
-    noise = generator(5)
-    x = torch.randn(7, 2, generator=noise)
-    for _ in range(2):  # every s_t is -x here
-        x = x * (1 - 0.8**2 / 2) + 0.8 * torch.randn(7, 2, generator=noise)
-    u = q.family_.draw(7, generator(5), torch.neg)
-    torch.testing.assert_close(u, x, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -217,26 +188,20 @@ def test_a_warm_start_goes_on():
     assert q.set_params(n_layers=4).fit(torch.neg, n_features=2).family_.n_layers == 2  # the family is the old one
 
 
-@pytest.mark.parametrize(
-    ("parameters", "name"),
-    [
-        ({"n_layers": 0}, "n_layers"),
-        ({"bridge": "cubic"}, "bridge"),
-        ({"bridge": lambda u: u}, "bridge"),
-        ({"bridge__weights": [1.0]}, "weights"),
-        ({"bridge__weights": [1.0, -1.0]}, "weights"),
-        ({"bridge__weights": [1.0, float("inf")]}, "weights"),
-        ({"bridge__weights": [0.0, 0.0]}, "weights"),
-        ({"mixing": "cauchy"}, "mixing"),
-        ({"mixing": mixing.StudentT(df=-1.0)}, "df"),
-        ({"mixing": mixing.GaussianMixture([[0.0]])}, "means"),
-        ({"mixing": mixing.GaussianMixture([[0.0, 1.0]], scales=0.0)}, "scales"),
-        ({"mixing": mixing.GaussianMixture([[0.0, 1.0]], weights=[-1.0])}, "weights"),
-        ({"mixing": mixing.GaussianMixture([[0.0, 1.0]], scales=[1.0, 2.0])}, "scales"),
-        ({"mixing": mixing.StudentT}, "mixing"),
-        ({"mixing": lambda n, generator: torch.zeros(n, 3)}, "mixing"),
-    ],
-)
+TWO = partial(mixing.GaussianMixture, [[0.0, 1.0]])
+MISTAKES = [
+    ("n_layers", {"n_layers": 0}),
+    *(("bridge", {"bridge": wrong}) for wrong in ("cubic", lambda u: u)),
+    *(("weights", {"bridge__weights": wrong}) for wrong in ([1.0], [1.0, -1.0], [1.0, float("inf")], [0.0, 0.0])),
+    *(("mixing", {"mixing": wrong}) for wrong in ("cauchy", mixing.StudentT, lambda n, generator: torch.zeros(n, 3))),
+    ("df", {"mixing": mixing.StudentT(df=-1.0)}),
+    ("means", {"mixing": mixing.GaussianMixture([[0.0]])}),
+    *(("scales", {"mixing": TWO(scales=wrong)}) for wrong in (0.0, [1.0, 2.0])),
+    ("weights", {"mixing": TWO(weights=[-1.0])}),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters"), MISTAKES)
 def test_a_bad_parameter_gives_an_error_that_names_it(parameters, name):
     with pytest.raises((TypeError, ValueError), match=f"`{name}`|'{name}'"):
         fit(whiten=None, **parameters)
@@ -258,6 +223,11 @@ def test_temperature_schedules_rise_to_one_and_stay(schedule):
     assert values[-1] == schedule(schedule.until) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="`start` and `until`"):
         clone(schedule).set_params(start=0.0)(0.5)
+
+
+@pytest.mark.parametrize("t", [0, 1, 10_000, 22_500, 30_000, 50_000])
+def test_the_default_is_the_papers_schedule_over_50000_iterations(t):
+    assert Linear()(t / 50_000) == pytest.approx(min(1, 0.1 + t / 25_000), rel=1e-12)
 
 
 def shares_and_spread(X, target):

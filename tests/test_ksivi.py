@@ -1,28 +1,16 @@
 """KSIVIApproximator: its options mean what the paper means by them."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
 import torch
 from approximators import start_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from linear_family import layer
 from misbehaving import Misbehaving, raising
-from plain_targets import (
-    UNEQUAL,
-    GaussianScore,
-    Mixture,
-    funnel_score,
-    generator,
-    log_gamma_score,
-    normal,
-    origin,
-    pushed,
-    triangular,
-)
+from plain_targets import UNEQUAL, GaussianScore, funnel_score, generator, normal, origin
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
@@ -40,7 +28,7 @@ from skksivi.pilot._mixture import fitted_mixture
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
-from skksivi.targets import Multimodal, from_log_prob, from_score_fn
+from skksivi.targets import Multimodal, from_score_fn
 from skksivi.terms import Entropic, Laplacian
 from skksivi.training._guard import moments
 
@@ -116,27 +104,6 @@ def test_a_family_starts_as_the_mixture_fitted_to_a_dense_pilot():
 def test_sigma_has_a_floor_where_points_are_closer_together():
     family, _ = start(PilotPoints(1e-6 * normal(400, 2), [400], torch.ones(2), AGREED))
     torch.testing.assert_close(family.sigma(origin(2)), torch.full((2,), 2e-3).double())
-
-
-def widths_within(X, p, A, b):
-    """Standard deviations (k, d) of A y + b within the modes of a mixture of y, in those that they should have."""
-    y = torch.linalg.solve(A, (torch.as_tensor(X) - b).mT).mT
-    squared = (y[:, None] - p.means).square().sum(-1) / p.sds**2
-    nearest = (squared + 2 * y.shape[1] * p.sds.log()).argmin(1).numpy()
-    own = A.norm(dim=1).numpy()
-    return np.array([X[nearest == k].std(0) / (own * p.sds[k].item()) for k in range(len(p.means))])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("d", "distance", "ratio"), [(1, 10, 1), (5, 50, 5)])
-def test_modes_have_their_widths_at_any_distance(d, distance, ratio):
-    """The distance is in units of the narrower mode, the axes are oblique. Draws and pilot leave 2% each."""
-    means = distance * torch.tensor([[-0.5], [0.5]]).double() / math.sqrt(d) * torch.ones(d)
-    p = Mixture([0.5, 0.5], means.tolist(), [1.0, float(ratio)])
-    A, b = triangular(d, 2, seed=d), normal(d, seed=distance)
-    q = KSIVIApproximator(init=(means @ A.mT + b).numpy(), random_state=0, dtype="float64")
-    X = q.fit(pushed(p.score_fn, A, b), n_features=d).sample(40_000)
-    np.testing.assert_allclose(widths_within(X, p, A, b), 1, atol=0.05)
 
 
 def test_a_pilot_that_is_not_dense_gives_its_points_and_the_conditional_spread():
@@ -227,41 +194,6 @@ def test_early_stopping_stops_on_a_plateau_only():
 # The default: a pilot, then a fit that starts at its points
 
 
-def skewed_score(x):
-    """Of a log-Gamma coordinate beside Gaussian ones."""
-    return torch.cat([log_gamma_score(x[:, :1]), -x[:, 1:]], 1)
-
-
-def skewed_fit(A, b):
-    """Draws of a fit to A x + b, brought back to x."""
-    q = KSIVIApproximator(max_iter=500, whiten=Pilot(effort="high"), dtype="float64", random_state=0)
-    q.fit(pushed(skewed_score, A, b), n_features=len(b))
-    return torch.linalg.solve(A, (torch.as_tensor(q.sample(20_000, random_state=1)) - b).mT).mT
-
-
-def first_three(x):
-    return x.mean(0), x.std(0).log(), ((x - x.mean(0)) / x.std(0)).pow(3).mean(0)
-
-
-@pytest.mark.slow
-@settings(max_examples=2)
-@given(d=st.integers(2, 3), log10_condition=st.floats(0, 8), size=st.floats(0, 30), seed=st.integers(0, 10**6))
-def test_a_fit_is_affine_equivariant(d, log10_condition, size, seed):
-    """Up to noise: a pilot's thousands of points give a mean to 0.015 sd and, u^3 having a variance of 40 here, a
-    third moment to 0.08; a fit is off by as much again, and two of them differ by 1.4 times that: 0.16, of which 3.
-
-    The shift is within 30 units times the largest scale of A, for the search for modes starts at the origin.
-    """
-    scales = 10 ** (log10_condition / 2 * (torch.linspace(0, 1, d).double() - 0.5))
-    left, right = (torch.linalg.qr(normal(d, d, seed=seed + k)).Q for k in (0, 1))
-    A, b = left @ (scales[:, None] * right), size * scales.max() * normal(d, seed=seed + 2)
-    plain = first_three(skewed_fit(torch.eye(d).double(), origin(d)))
-    mapped = first_three(skewed_fit(A, b))
-    for ours, theirs, margin in zip(mapped, plain, (0.15, 0.1, 0.5), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=margin)
-    assert (mapped[2][0] + 0.86).abs() < 0.3
-
-
 @pytest.mark.slow
 def test_the_curve_of_a_default_fit_starts_at_its_start():
     q = fit(max_iter=1100, early_stopping=0.0)
@@ -271,16 +203,6 @@ def test_the_curve_of_a_default_fit_starts_at_its_start():
     without = fit(max_iter=300, mixing="normal")
     assert len(without.ksd_curve_) == 0
     assert without.best_iter_ == 300
-
-
-def test_the_start_of_a_default_fit_has_the_moments_of_the_pilot():
-    """Means and covariances are those of the points; four standard errors over 20,000 draws, and 1% for sigma."""
-    q = fit(skewed_score, max_iter=1, learning_rate=1e-12)
-    X = q.sample(20_000, random_state=0).astype(float)
-    whitening = q.whitening_
-    assert (np.abs(X.mean(0) - whitening.mean) < 4 * whitening.sd / math.sqrt(len(X))).all()
-    u = np.linalg.solve(whitening.L, (X - whitening.m).T)
-    np.testing.assert_allclose(np.cov(u), np.eye(2), atol=0.08)
 
 
 @pytest.mark.slow
@@ -304,16 +226,6 @@ def test_init_restricts_the_fit_to_the_modes_named():
     q = fit(UNEQUAL.score_fn, init=UNEQUAL.means[1])
     assert len(q.whitening_.modes) == 1
     np.testing.assert_allclose(q.sample(2000, random_state=0).mean(0), UNEQUAL.means[1], atol=0.8)
-
-
-def test_a_warm_start_goes_on_from_the_fitted_family_in_its_coordinates(uncertified):
-    q = clone(QUICK).set_params(warm_start=True, max_iter=30, learning_rate=5e-4)
-    q.fit(UNEQUAL.score_fn, n_features=2)
-    X, whitening = q.sample(5000, random_state=0), q.whitening_
-    q.set_params(max_iter=1, learning_rate=1e-12).fit(UNEQUAL.score_fn, n_features=2)
-    assert q.whitening_ is whitening
-    assert (q.n_iter_, len(q.loss_curve_)) == (31, 31)
-    np.testing.assert_allclose(q.sample(5000, random_state=0), X, atol=1e-3)
 
 
 def test_a_warm_start_goes_on_where_the_mean_was_corrected(monkeypatch):
@@ -356,39 +268,18 @@ def test_a_mixing_distribution_keeps_its_precision_in_a_warm_start(tmp_path):
     np.testing.assert_array_equal(load(tmp_path / "q").sample(5, random_state=0), q.sample(5, random_state=0))
 
 
-@pytest.mark.filterwarnings("ignore:The training did not improve")
-def test_many_features_are_whitened_by_a_diagonal_and_a_few_directions(monkeypatch):
-    monkeypatch.setattr("skksivi.pilot._pilot.MAX_FEATURES", 5)
-    scale = torch.logspace(-3, 3, 8)
-    q = fit(lambda x: (1 - x / scale) / scale, n_features=8, dtype="float64", max_iter=100)
-    z = q.sample(5000, random_state=0) / scale.numpy() - 1
-    assert np.abs(z.mean(0)).max() < 0.3
-    assert np.abs(z.std(0) - 1).max() < 0.3
-    assert np.isfinite(q.score_samples(q.sample(3))).all()
-
-
 MISTAKES = {
-    "kernel": ({"kernel": "cauchy"}, "kernel"),
-    "bandwidth": ({"bandwidth": 0}, "bandwidth"),
-    "gradient_estimator": ({"gradient_estimator": "v"}, "gradient_estimator"),
-    "batch_size": ({"batch_size": 1}, "batch_size"),
-    "hidden_layer_sizes": ({"hidden_layer_sizes": (10, 0)}, "hidden_layer_sizes"),
-    "initial_scale": ({"initial_scale": 1e-4}, "initial_scale"),
-    "learning_rate": ({"learning_rate": -1.0}, "learning_rate"),
-    "decay of words": ({"optimizer__decay": ("a", "b")}, "decay"),
-    "whiten singular": ({"whiten": (np.zeros(2), np.zeros((2, 2)))}, "whiten"),
-    "max_iter": ({"max_iter": 0}, "max_iter"),
-    "mixing": ({"mixing": "flow"}, "mixing"),
-    "annealing is a class": ({"annealing": Linear}, "annealing"),
-    "annealing of nothing": ({"annealing": lambda progress: None}, "annealing"),
-}
+    "kernel": "cauchy", "bandwidth": 0, "gradient_estimator": "v", "batch_size": 1, "hidden_layer_sizes": (10, 0),
+    "initial_scale": 1e-4, "learning_rate": -1.0, "optimizer__decay": ("a", "b"), "max_iter": 0, "mixing": "flow",
+    "whiten": (np.zeros(2), np.zeros((2, 2))),
+}  # fmt: skip
+MISTAKES = [*MISTAKES.items(), ("annealing", Linear), ("annealing", lambda progress: None)]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_bad_parameter_gives_an_error_that_names_it(mistake):
-    parameters, name = MISTAKES[mistake]
-    with pytest.raises(ValueError, match=f"{name}|{name.split()[0]}"):
-        fit(**parameters)
+@pytest.mark.parametrize(("name", "wrong"), MISTAKES)
+def test_a_bad_parameter_gives_an_error_that_names_it(name, wrong):
+    with pytest.raises(ValueError, match=name.split("__")[-1]):
+        fit(**{name: wrong})
 
 
 @pytest.mark.filterwarnings("ignore:The target seems bounded")
@@ -427,44 +318,10 @@ def test_an_interrupted_fit_from_a_pilot_keeps_the_best_state_judged():
     assert abs(q.sample(2000).std() - 1) < 0.1
 
 
-def test_a_score_that_raises_leaves_the_estimator_as_it_was_or_warm():
-    q = clone(QUICK).set_params(whiten=None, batch_size=ODD)
-    with pytest.raises(OSError, match="on fire"):
-        q.fit(ending(raising(OSError("on fire"))), n_features=2)
-    assert not hasattr(q, "family_")
-    q.set_params(warm_start=True)
-    with pytest.raises(OSError, match="on fire"):
-        q.fit(ending(raising(OSError("on fire"))), n_features=2)
-    assert q.fit(torch.neg, n_features=2).n_iter_ == 42
-
-
 @pytest.mark.parametrize(("scale", "way"), [(1e-3, "wide"), (1e3, "narrow")])
 def test_draws_far_too_wide_or_narrow_are_told(scale, way):
     with pytest.warns(ConvergenceWarning, match=rf"too {way} in `x\[1\]`.*1 of 2 coordinates"):
         fit(lambda x: -x / torch.tensor([1.0, scale]) ** 2, whiten=None)
-
-
-@pytest.mark.slow
-@settings(max_examples=3)
-@given(
-    log10=st.floats(1.5, 4).flatmap(lambda a: st.sampled_from([-a, a])),
-    d=st.integers(2, 6),
-    k=st.integers(0, 5),
-    seed=st.integers(0, 10**6),
-)
-def test_a_width_that_is_off_is_told_with_a_remedy_that_helps(log10, d, k, seed):
-    """Its direction, its coordinate by name; and with whiten='auto', as the message says, there is no message."""
-    sd = torch.ones(d, dtype=torch.float64).index_fill(0, torch.tensor([k % d]), 10**log10)
-    names = [f"theta[{i}]" for i in range(d)]
-    target = from_log_prob(lambda x: -(x / sd.to(x)).square().sum(1) / 2, d, names=names)
-    q = KSIVIApproximator(whiten=None, max_iter=50, hidden_layer_sizes=(8,), batch_size=32, random_state=seed)
-    way = "narrow" if log10 > 0 else "wide"
-    with pytest.warns(ConvergenceWarning, match=rf"too {way} in `theta\[{k % d}\]`.*whiten='auto'"):
-        q.fit(target)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        q.set_params(whiten="auto").fit(target)
-    np.testing.assert_allclose(q.sample(4000, random_state=0).std(0) / sd.numpy(), 1, atol=0.15)
 
 
 @pytest.mark.parametrize("whiten", [Pilot(budget=0), "laplace"])
@@ -477,26 +334,6 @@ def test_a_warm_start_follows_a_target_that_has_moved(shift, whiten):
     X = q.sample(20_000)
     np.testing.assert_allclose(X.mean(0), shift, atol=0.1)
     np.testing.assert_allclose(X.std(0), 1.25, atol=0.1)
-
-
-@pytest.mark.slow
-def test_a_warm_start_follows_a_sequence_of_data():
-    """The posterior narrows and moves with each part of the data; standard errors of means are .01 sd."""
-    rng = np.random.RandomState(0)
-    A = torch.as_tensor(rng.randn(400, 5))
-    y = torch.as_tensor(rng.rand(400)) < torch.sigmoid(A @ torch.linspace(-2, 2, 5).to(A))
-    signed = torch.where(y, -1, 1)[:, None] * A
-    q = KSIVIApproximator(max_iter=50, warm_start=True, random_state=0)
-    for n in (50, 60, 100, 400):
-
-        def log_prob(x, rows=signed[:n]):
-            return -torch.nn.functional.softplus(x @ rows.to(x).mT).sum(-1) - x.square().sum(-1) / 2
-
-        target = from_log_prob(log_prob, n_features=5)
-        X = q.fit(target).sample(20_000, random_state=0)
-        R = KSIVIApproximator(max_iter=50, random_state=1).fit(target).sample(20_000, random_state=0)
-        assert (np.abs(X.mean(0) - R.mean(0)) / R.std(0)).max() < 0.06
-        assert np.abs(X.std(0) / R.std(0) - 1).max() < 0.06
 
 
 def test_a_warm_start_on_the_same_target_keeps_its_guard():

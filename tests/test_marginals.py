@@ -9,7 +9,6 @@ import torch
 from plain_targets import normal
 from scipy import stats
 
-import skksivi
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._marginals import Marginals, Quantiles, fitted_marginals
@@ -69,16 +68,6 @@ def test_a_map_has_an_inverse_and_its_determinant(name):
     torch.testing.assert_close(log_scale_back, log_scale, rtol=1e-9, atol=1e-9)
     J = torch.autograd.functional.jacobian(lambda row: map_.unwarp(row[None])[0][0], y[1] / 3)
     torch.testing.assert_close(torch.linalg.slogdet(J)[1], map_.unwarp(y[1:2] / 3)[1][0], rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("name", ["one", "multivariate"])
-def test_normal_quantiles_become_those_of_the_target(name):
-    target, (_, map_) = TARGETS[name], fitted(TARGETS[name])
-    y = normal(50, target.n_features)
-    z = torch.linalg.solve(target.A, (map_.unwarp(y)[0] - target.m).mT).mT.numpy()
-    d, df = target.n_features, target.df.item()
-    r_y, r_z = (np.square(a).sum(1) for a in (y.numpy(), z))
-    np.testing.assert_allclose(stats.f.sf(r_z / d, d, df), stats.chi2.sf(r_y, d), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -179,7 +168,7 @@ def test_quantiles_that_make_no_map_are_refused(values, message):
 @pytest.mark.parametrize(
     "name", ["one of three", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Cauchys", "multivariate"))]
 )
-def test_fits_have_the_tails_of_the_target(name, tmp_path):
+def test_fits_have_the_tails_of_the_target(name):
     """The shares of draws beyond quantiles are right to 2% and five standard errors, a false alarm in a million."""
     target = TARGETS[name]
     with warnings.catch_warnings():
@@ -196,9 +185,6 @@ def test_fits_have_the_tails_of_the_target(name, tmp_path):
             cut = low.ppf(level, df) if math.isfinite(df) else low.ppf(level)
             share = (column < cut).mean()
             assert abs(share - level) < 5 * math.sqrt(level * (1 - level) / len(X)) + 0.02 * min(level, 1 - level)
-    skksivi.save(q, tmp_path / "q")
-    loaded = skksivi.load(tmp_path / "q")
-    np.testing.assert_array_equal(loaded.sample(3), skksivi.load(tmp_path / "q").sample(3))
     expected = tensor(q.score_samples(X[:50]))
     truth = target.log_prob(tensor(X[:50]))
     assert (expected - truth).std() < 0.05

@@ -66,11 +66,3 @@ def test_points_in_a_subspace_have_a_mixture(points):
     mixture = fitted_mixture([points.double()], generator())
     assert len(mixture.weights) <= MAX_COMPONENTS
     assert all(part.isfinite().all() for part in (*mixture, mixture.factors()))
-
-
-@pytest.mark.slow
-def test_many_points_of_many_features_have_a_mixture():
-    """More numbers than torch takes quantiles of."""
-    x = torch.randn(1, 900, generator=generator()).expand(20_000, -1) + torch.randn(20_000, 1, generator=generator())
-    mixture = fitted_mixture([x], generator())
-    assert mixture.means.shape[1] == 900

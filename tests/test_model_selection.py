@@ -1,9 +1,7 @@
 """Search: replicates, scorers, and scikit-learn's, optuna's and dask's tools on a target."""
 
 import math
-import os
 import pickle
-import signal
 
 import numpy as np
 import pytest
@@ -28,7 +26,7 @@ from skksivi.model_selection import (
     neg_ksd_scorer,
     within_noise,
 )
-from skksivi.targets import Banana, ConditionedDiffusion, Target, from_score_fn
+from skksivi.targets import Banana, ConditionedDiffusion, from_score_fn
 
 TARGET = Banana()
 QUICK = KSIVIApproximator(  # the U-statistic: without a search for coordinates
@@ -155,6 +153,28 @@ def test_the_default_grade_is_that_of_the_estimator():
     assert search.best_score_ == clone(QUICK).set_params(bandwidth=1.0).fit(TARGET[row]).score(TARGET)
 
 
+@pytest.mark.slow
+def test_halving_search_gives_the_survivors_more_iterations():
+    search = HalvingGridSearchCV(
+        QUICK, GRID, resource="max_iter", min_resources=2, max_resources=4, factor=2, cv=Replicates(2), scoring=SCORER
+    ).fit(TARGET)
+    assert search.n_resources_ == [2, 4]
+    assert search.n_candidates_ == [2, 1]
+    assert search.best_estimator_.n_iter_ == 4
+    assert_found(search)
+
+
+@pytest.mark.slow
+def test_several_scorers_and_routed_metadata():
+    scoring = {"ksd": SCORER, "distance": neg_distance_scorer(TARGET.sample(200, torch.Generator()).numpy())}
+    search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=scoring, refit="ksd")
+    alone = clone(search).set_params(scoring=SCORER, refit=True).fit(TARGET)
+    with config_context(enable_metadata_routing=True):
+        search.fit(TARGET)
+    np.testing.assert_array_equal(search.cv_results_["mean_test_ksd"], alone.cv_results_["mean_test_score"])
+    assert search.best_params_ == alone.best_params_
+
+
 #: Of five candidates the third is best, the first two are within its standard error of 0.2, and the last has failed.
 SCORES = np.array([[-1.1, -1.1], [-1.2, -1.1], [-0.8, -1.2], [-3, -3], [math.nan, 0]])
 
@@ -178,17 +198,6 @@ def test_a_choice_within_noise_needs_replicates_of_a_known_scorer_and_finite_sco
 
 
 @pytest.mark.slow
-def test_halving_search_gives_the_survivors_more_iterations():
-    search = HalvingGridSearchCV(
-        QUICK, GRID, resource="max_iter", min_resources=2, max_resources=4, factor=2, cv=Replicates(2), scoring=SCORER
-    ).fit(TARGET)
-    assert search.n_resources_ == [2, 4]
-    assert search.n_candidates_ == [2, 1]
-    assert search.best_estimator_.n_iter_ == 4
-    assert_found(search)
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.filterwarnings("ignore:`optuna.terminator` module has been deprecated:FutureWarning")
 def test_optuna_search():
@@ -205,17 +214,6 @@ def test_optuna_search():
     first = clone(search).fit(TARGET)
     assert_found(first)
     assert clone(search).fit(TARGET).best_params_ == first.best_params_
-
-
-@pytest.mark.slow
-def test_several_scorers_and_routed_metadata():
-    scoring = {"ksd": SCORER, "distance": neg_distance_scorer(TARGET.sample(200, torch.Generator()).numpy())}
-    search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=scoring, refit="ksd")
-    alone = clone(search).set_params(scoring=SCORER, refit=True).fit(TARGET)
-    with config_context(enable_metadata_routing=True):
-        search.fit(TARGET)
-    np.testing.assert_array_equal(search.cv_results_["mean_test_ksd"], alone.cv_results_["mean_test_score"])
-    assert search.best_params_ == alone.best_params_
 
 
 def test_a_search_can_be_cloned_and_pickled():
@@ -287,22 +285,6 @@ def test_neg_ksd_is_the_formula_of_its_docstring_in_any_units():
     inverse = torch.as_tensor(np.linalg.inv(A))
     moved = from_score_fn(lambda y: -(y @ inverse.mT) @ inverse, 3)
     assert scorer(Draws(d, lambda X: np.exp(X) @ A.T), moved) == pytest.approx(value, rel=1e-6)
-
-
-def mixed(X):
-    """Change the correlation of two standard normal columns."""
-    return np.column_stack([(X[:, 0] + 0.75 * X[:, 1]) / 1.25, X[:, 1:]])
-
-
-@pytest.mark.parametrize(("d", "error"), [(2, 0.2), (22, 0.15)])
-def test_neg_ksd_is_zero_for_exact_draws_and_lower_for_others(d, error):
-    """Errors of this size in each coordinate, against four times the noise."""
-    scorer, target = neg_ksd_scorer(n_samples=1000), from_score_fn(standard_score, d)
-    exact = np.array([scorer(Draws(d), target[k]) for k in range(1, 9)])
-    noise = exact.std(ddof=1)
-    assert abs(exact.mean()) < 4 * noise / math.sqrt(len(exact))
-    for change in (lambda X: X + error, lambda X: (1 + error) * X, lambda X: (1 - error) * X, mixed):
-        assert scorer(Draws(d, change), target[1]) < -4 * noise
 
 
 def test_neg_ksd_takes_a_target_or_its_score_function_and_repeats():
@@ -384,49 +366,6 @@ def test_a_mistake_is_named(mistake):
 
 
 # A cluster
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    distributed = pytest.importorskip("distributed")
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL"
-        ) as workers,
-        distributed.Client(workers),
-    ):
-        yield workers
-
-
-def deadly(marker):
-    """Return a target that kills the first worker which asks for its score; here, so that it is sent by value."""
-
-    class Deadly(Target):
-        n_features = 2
-        home = os.getpid()
-
-        def score_fn(self, x):
-            if os.getpid() != self.home:
-                try:
-                    marker.touch(exist_ok=False)
-                except FileExistsError:
-                    pass
-                else:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return -x
-
-    return Deadly()
-
-
-@pytest.mark.slow
-def test_a_search_survives_a_killed_worker(cluster, tmp_path):
-    marker = tmp_path / "killed"
-    target = deadly(marker)
-    search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=SCORER, error_score="raise")
-    with parallel_config("dask"):
-        there = clone(search).fit(target)
-    assert marker.exists()
-    assert_same_table(there, clone(search).fit(target))
 
 
 @pytest.mark.slow

@@ -17,8 +17,7 @@ from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.judge import THRESHOLDS
 from skksivi.pilot._faults import fault_of_jump
-from skksivi.pilot._mixture import Components
-from skksivi.pilot._mode_weights import SymmetryGroup, one_image, one_of_each, with_moments_of
+from skksivi.pilot._mode_weights import SymmetryGroup, one_image, one_of_each
 from skksivi.pilot._modes import ModeMaps, all_modes, ridge_of
 from skksivi.pilot._newton import saddle_free_newton
 from skksivi.pilot._symmetries import Exchange, images, symmetries_of
@@ -68,18 +67,6 @@ def test_ascents_end_at_the_modes_of_long_components(seed):
     n, n_new = found.ascents
     assert n >= 60
     assert n_new == 0
-
-
-@pytest.mark.slow
-def test_narrow_modes_are_found_in_nine_of_ten_seeds():
-    """A third of the width, 8.7 standard deviations away in five dimensions; 17 of 20."""
-    found = 0
-    for seed in range(20, 40):
-        p = apart(5, 8.7, (1.0, 0.3), seed=seed)
-        found += len(
-            all_modes(as_score(p.score_fn, d=5), origin(5), Affine(p.means[0], unit(5)), generator(seed)).maps
-        )
-    assert found - 20 >= 17
 
 
 def scattered_mixture(k, d, half_width):
@@ -219,18 +206,6 @@ class Labels(Target):
         return parts.logsumexp(1).sum(1) - prior
 
 
-def test_permutations_of_labels_are_recognised():
-    """Means, spreads and shares go together."""
-    score = as_score(Labels(3).score_fn, d=9)
-    start = torch.tensor([0.0, 6, 12, 0, 0, 0, 0, 0, 0]).double()
-    found = symmetries_of(score, saddle_free_newton(score, start)[0])
-    assert len(found) == 2
-    for exchange in found:
-        assert (exchange.signs == 1).all()
-        blocks = exchange.order.view(3, 3)
-        assert blocks.equal(blocks[0] + 3 * torch.arange(3)[:, None])
-
-
 def test_a_symmetry_that_is_broken_is_none():
     """The prior of one mean is a little off."""
     target = Labels(2)
@@ -332,25 +307,6 @@ def test_the_images_of_a_part_of_a_target_add_up_to_it():
     torch.testing.assert_close(part(x.detach()), torch.autograd.grad(part.log_prob(y).sum(), y)[0])
 
 
-@pytest.mark.slow
-def test_labels_of_three_components_that_overlap_are_in_equal_shares():
-    """Modes of two kinds, three apart and one component empty; shares of 4,000 draws within five standard errors."""
-    rng = np.random.default_rng(1)
-    y = torch.as_tensor(3.0 * rng.choice(3, 90, p=[0.3, 0.3, 0.4]) + rng.normal(size=90))
-
-    def log_prob(w, mu, s):
-        parts = w.log()[:, None] - ((y[:, None] - mu[:, None]) / s[:, None]).square() / 2 - s[:, None].log()
-        priors = ((mu - 3) / 5).square() / 2 + (s.log() / 0.5).square() / 2 + s.log() - w.log()
-        return parts.logsumexp(2).sum(1) - priors.sum(1)
-
-    target = constrained(log_prob, {"w": ("simplex", 3), "mu": ("real", 3), "s": ("positive", 3)})
-    q = KSIVIApproximator(random_state=0).fit(target)
-    assert q.verdict_.good
-    assert q.n_score_calls_ < 100_000
-    largest = target.constrain(q.sample(4000, random_state=0))["mu"].argmax(1)
-    np.testing.assert_allclose(np.bincount(largest) / 4000, 1 / 3, atol=5 * math.sqrt(2 / 9 / 4000))
-
-
 @pytest.mark.parametrize("jump", [0.0, 2.0])
 def test_the_rounding_of_log_p_in_float32_is_no_jump(jump):
     """Numbers near 3e6 are rounded by a quarter."""
@@ -393,25 +349,6 @@ def test_modes_weigh_what_they_should(d, distance, sds):
     v = p.means[1] / p.means[1].norm()
     far = (X @ v > distance * sds[0] / sum(sds)).double().mean().item()
     assert abs(far - 0.2) < 0.03
-
-
-@pytest.mark.parametrize(("distance", "moves"), [(2.0, True), (50.0, False)], ids=["overlapping", "distant"])
-def test_a_mixture_has_the_moments_of_its_points_unless_its_places_are_known_better(distance, moves):
-    """A tenth in one scale, or a share of 1% in the mean, which would move each component by half its own scale."""
-    mixture = Components(
-        torch.tensor([0.7, 0.3]).double(),
-        torch.tensor([[0.0, 0.0], [distance, 0.0]]).double(),
-        unit(2).expand(2, 2, 2),
-    )
-    x = mixture.draws()(20_000, mixture.means, generator())
-    x = x * x.new_tensor([1.0, 1.1]) if moves else x + x.new_tensor([0.01 * distance, 0.0])
-    found = with_moments_of(mixture, x)
-    if moves:
-        m, L = found.map()
-        torch.testing.assert_close(m, x.mean(0))
-        torch.testing.assert_close(L @ L.mT, torch.cov(x.mT, correction=0))
-    else:
-        assert found is mixture
 
 
 def powers(x):

@@ -249,15 +249,10 @@ def test_a_fit_of_a_gpu_loads_on_a_cpu(tmp_path):
     script = (
         "import skksivi, sys; q = skksivi.load(sys.argv[1]); print(q.device, q.sample(4).shape, q.family_.mean.A)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "q.safetensors")],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.stdout.startswith("auto (4, 2)")
-    assert "cuda" not in done.stdout
+    command, hidden = [sys.executable, "-c", script, tmp_path / "q.safetensors"], {"CUDA_VISIBLE_DEVICES": ""}
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | hidden).stdout
+    assert found.startswith("auto (4, 2)")
+    assert "cuda" not in found
 
 
 def test_what_draws_by_the_score_needs_it(fitted, tmp_path):
@@ -471,6 +466,8 @@ STATES = {
     "a long z": ("sampler_.family.mixing.latent_dim", 10**8, "larger than the file"),
     "a tensor that is not there": ("early_stopping", {"is": "tensor"}, "early_stopping"),
     "a stream beyond its state": ("_random_state.position", 10**6, "position"),
+    "no rows": ("sampler_.family.mean.A", torch.empty(0, 10**12), "larger than the file"),
+    "no columns": ("sampler_.family.mean.A", torch.empty(10**12, 0), "larger than the file"),
 }
 
 
@@ -479,17 +476,12 @@ def test_a_state_that_lies_is_refused(fitted, case, tmp_path):
     way, value, message = STATES[case]
     state, tensors = opened(content_of(fitted["given"], tmp_path))
     *path, last = way.split(".")
-    functools.reduce(dict.get, path, state)[last] = value
+    if isinstance(value, torch.Tensor):
+        tensors[way] = value
+    else:
+        functools.reduce(dict.get, path, state)[last] = value
     with patch.object(codec, "_digest", lambda *_: "right"):
         assert re.search(message, refused(closed(state, tensors), tmp_path))
-
-
-@pytest.mark.parametrize("shape", [(0, 10**12), (10**12, 0)])
-def test_no_size_is_larger_than_the_file(fitted, shape, tmp_path):
-    state, tensors = opened(content_of(fitted["given"], tmp_path))
-    tensors["sampler_.family.mean.A"] = torch.empty(shape)
-    with patch.object(codec, "_digest", lambda *_: "right"):
-        assert "larger than the file" in refused(closed(state, tensors), tmp_path)
 
 
 STRANGE = [None, True, -1, 1e300, "nothing", [], {"is": "tensor"}, {"is": ["tensor"]}, {"is": "dict", "keys": [1]}]

@@ -9,7 +9,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
 from skksivi.predictors import _process
-from skksivi.predictors._process import LEAST_NOISE, PROFILES, Precisions, choose, fit_process, log_evidence, merged
+from skksivi.predictors._process import LEAST_NOISE, PROFILES, Precisions, fit_process, log_evidence
 
 RNG = np.random.RandomState(0)
 X = RNG.normal(size=(40, 2))
@@ -41,19 +41,6 @@ def test_the_evidence_is_the_density_of_y(profile):
 
     expected = multivariate_normal(np.zeros(40), K).logpdf(Y) + 20 * np.log(2 * np.pi)
     assert float(of_data(THETA)) == pytest.approx(expected, rel=1e-6)
-
-
-def test_copies_of_rows_are_weights_and_weights_are_relative():
-    rng = np.random.RandomState(0)
-    for _ in range(20):
-        n = rng.randint(1, 30)
-        x, y, w = rng.normal(size=(n, 2)), rng.normal(size=n), rng.randint(1, 4, size=n)
-        rows = rng.permutation(np.repeat(np.arange(n), w))
-        expected = merged(x, y, w)
-        np.testing.assert_allclose(expected[2].mean(), 1)
-        for other in (merged(x[rows], y[rows], np.ones(len(rows))), merged(x, y, 1e-3 * w)):
-            for one, two in zip(other, expected, strict=True):
-                np.testing.assert_allclose(one, two)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -88,18 +75,6 @@ def test_the_posterior_of_the_precisions_is_that_with_coefficients():
     ours = target.log_prob(torch.as_tensor(points)).numpy()
     expected = [log_integral(x) for x in points]
     np.testing.assert_allclose(ours - ours[0], np.subtract(expected, expected[0]), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("frequency", [2.0, 5.0])
-def test_waves_in_one_of_three_columns_are_found(frequency):
-    for seed in range(2):
-        rng = np.random.RandomState(seed)
-        x = rng.normal(size=(80, 3))
-        y = np.sin(frequency * x[:, 0]) + 0.3 * rng.normal(size=80)
-        lengths = choose(*tensors(x, (y - y.mean()) / y.std(), np.ones(80))).theta[3:]
-        assert lengths.argmin() == 0
-        assert len(lengths) == 3
 
 
 def test_of_many_rows_some_are_centres_and_all_are_seen(monkeypatch):

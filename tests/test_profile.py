@@ -5,7 +5,6 @@ import pytest
 import torch
 from plain_targets import normal, resolved
 
-from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Affine
 from skksivi.pilot import _profile as module
 from skksivi.pilot._mixture import Components
@@ -69,20 +68,6 @@ def test_there_is_none_without_an_end():
     e = torch.eye(D, dtype=torch.float64)[:, :1]
     assert profile(Conditionals.given(flat, Affine.shift(torch.zeros_like(A)), e)) is None
     assert profiled(flat, normal(100, D), [0], torch.Generator().manual_seed(0)) is None
-
-
-def test_gaussians_moved_alike_keep_their_places():
-    """One goes to the moments of the points; several, of equal shapes, by one move in units of their own."""
-    x = normal(500, D) @ torch.linalg.cholesky(C).mT + 3
-    eye = torch.eye(D, dtype=torch.float64)
-    one = Components(A.new_ones(1), A[None], eye[None]).moved_alike(x)
-    torch.testing.assert_close(one.means[0], x.mean(0))
-    torch.testing.assert_close(one.covariances[0], torch.cov(x.mT, correction=0))
-    narrow = Components(A.new_tensor([0.5, 0.5]), torch.stack([0 * A, 100 + 0 * A]), torch.stack([eye, 1e-6 * eye]))
-    z = normal(1000, D)
-    moved = narrow.moved_alike(torch.cat([z + 0.5, 100 + 1e-3 * (z + 0.5)]))
-    torch.testing.assert_close(moved.means[1] - 100, 1e-3 * moved.means[0], rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(moved.covariances[1], 1e-6 * moved.covariances[0], rtol=1e-6, atol=0)
 
 
 # A hierarchy in its centred form
@@ -162,13 +147,18 @@ def test_the_way_out_of_a_spike_of_infinite_density():
     assert abs(np.quantile(x, 0.01) - low) < 0.5 * sd
 
 
-@pytest.mark.slow
-def test_points_that_agree_with_the_profile_will_do():
-    """Draws of a hierarchy do, those that lack the neck do not."""
-    score, generator = resolved(Centred()), torch.Generator().manual_seed(0)
-    x = torch.as_tensor(KSIVIApproximator(random_state=0).fit(Centred()).sample(4000)).double()
-    assert profiled(score, x, [1], generator, known=True) is None
-    assert profiled(score, x[x[:, 1] > 0], [1], generator, known=True).converged
+def test_gaussians_moved_alike_keep_their_places():
+    """One goes to the moments of the points; several, of equal shapes, by one move in units of their own."""
+    x = normal(500, D) @ torch.linalg.cholesky(C).mT + 3
+    eye = torch.eye(D, dtype=torch.float64)
+    one = Components(A.new_ones(1), A[None], eye[None]).moved_alike(x)
+    torch.testing.assert_close(one.means[0], x.mean(0))
+    torch.testing.assert_close(one.covariances[0], torch.cov(x.mT, correction=0))
+    narrow = Components(A.new_tensor([0.5, 0.5]), torch.stack([0 * A, 100 + 0 * A]), torch.stack([eye, 1e-6 * eye]))
+    z = normal(1000, D)
+    moved = narrow.moved_alike(torch.cat([z + 0.5, 100 + 1e-3 * (z + 0.5)]))
+    torch.testing.assert_close(moved.means[1] - 100, 1e-3 * moved.means[0], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(moved.covariances[1], 1e-6 * moved.covariances[0], rtol=1e-6, atol=0)
 
 
 def test_gaussians_of_two_widths_have_the_same_means():
@@ -177,33 +167,6 @@ def test_gaussians_of_two_widths_have_the_same_means():
     torch.testing.assert_close(found.weights, A.new_tensor([0.18, 0.42, 0.12, 0.28]))
     torch.testing.assert_close(found.weights @ found.means, start.weights @ start.means)
     torch.testing.assert_close(found.covariances, torch.stack([C / 2, C, 2 * C, 4 * C]))
-
-
-class Crossed(Target):
-    """y_ij = mu + a_i + b_j + noise, centred effects with scales of their own: columns mu, log tau_a, log tau_b."""
-
-    n_features = 3 + 8 + 10
-    normals = np.random.RandomState(2).standard_normal(98)
-    y = 0.6 * np.add.outer(normals[:8], normals[8:18]) + normals[18:].reshape(8, 10)
-
-    def log_prob(self, x):
-        mu, log_a, log_b, a, b = x.split([1, 1, 1, 8, 10], -1)
-        r = torch.as_tensor(self.y).to(x) - mu[..., None] - a[..., :, None] - b[..., None, :]
-        groups = (a / log_a.exp()).square().sum(-1) / 2 + (b / log_b.exp()).square().sum(-1) / 2
-        prior = (mu.square() / 25 + (2 * log_a).exp() + (2 * log_b).exp())[..., 0] / 2
-        return -r.square().sum((-2, -1)) / 2 - groups - 7 * log_a[..., 0] - 9 * log_b[..., 0] - prior
-
-
-@pytest.mark.slow
-def test_two_scales_lead_into_spikes():
-    score = resolved(Crossed())
-    mode, start = spike_of(score)
-    found = out_of_spike(score, mode, start, torch.Generator().manual_seed(0))
-    assert found.converged
-    z = found.x - found.x.mean(0)
-    s = score(found.x)
-    stein = -(s.mT @ z) / len(z)  # the identity, for draws of the target
-    torch.testing.assert_close(stein, torch.eye(len(start), dtype=torch.float64), atol=0.25, rtol=0)
 
 
 def test_a_gaussian_is_no_spike():

@@ -11,22 +11,17 @@ from plain_targets import as_score, gaussian, generator, gumbel, gumbel_log_prob
 from scipy.stats import multivariate_t
 
 from skksivi._utils.monte_carlo import controlled, stein_features
-from skksivi.coordinates._affine import Affine
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._importance import (
     DF,
     LEAST_POINTS,
-    MAX_ERROR,
     WIDER,
     BatchedDraws,
     HeavyTailed,
-    Heights,
-    along_lines,
     refined_pilot,
     resampled,
     standard_pilot,
     target_moments,
-    without_wrong_density,
 )
 from skksivi.pilot._mixture import Components
 
@@ -120,10 +115,6 @@ def mixture(d):
     return Components(torch.tensor([0.7, 0.3]).double(), means, covariances)
 
 
-def drawn_by(components):
-    return GaussianMixtureDraws(components.means, components.factors(), components.weights)
-
-
 def test_what_is_weighed_has_the_density_of_student_t():
     d, nu = 3, 3 + DF
     m, L = normal(1, d), torch.eye(d).double() + 0.3 * normal(d, d).tril()
@@ -135,21 +126,6 @@ def test_what_is_weighed_has_the_density_of_student_t():
     whitened = torch.linalg.solve_triangular(L, (u - m).mT, upper=False)
     expected = nu / (nu - 2) * (1 + WIDER / math.sqrt(d)) ** 2  # kurtosis 9: five standard errors
     np.testing.assert_allclose(whitened.square().mean(1), expected, rtol=5 * math.sqrt(8 / 20_000))
-
-
-@pytest.mark.parametrize("d", [1, 5])
-@pytest.mark.parametrize("k", [1, 2])
-def test_ratios_by_lines_are_those_of_the_densities(d, k):
-    """Lines start at the nearest of the points whose heights are known."""
-    q, known = drawn_by(mixture(d)), Components(*(part[:k] for part in mixture(d)))
-    wide = HeavyTailed.wider(q)
-    u = wide.sample(500, generator())
-    s, ratios = along_lines(as_score(gumbel_score, d=d), q, Heights(known, gumbel_log_prob(known.means)), u)
-    expected = gumbel_log_prob(u) - q.log_density(u)
-    torch.testing.assert_close(s, gumbel_score(u))
-    w = (gumbel_log_prob(u) - wide.log_density(u)).softmax(0)
-    error = ratios - expected - w @ (ratios - expected)
-    assert w @ error.abs() < MAX_ERROR / 3
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -164,14 +140,6 @@ def test_draws_by_importance_are_those_of_the_target(known):
     np.testing.assert_allclose(x.var(0), math.pi**2 / 6, atol=5 * se * 2.5)
 
 
-def test_nothing_is_drawn_by_what_is_far_from_the_target():
-    d = 5
-    far = mixture(d)._replace(means=3 + mixture(d).means)
-    narrow = mixture(d)._replace(covariances=mixture(d).covariances / 100)
-    for components in (far, narrow):
-        assert resampled(as_score(lambda x: -x, d=d), components, generator()) is None
-
-
 @given(d=st.integers(1, 8), seed=st.integers(0, 1000))
 def test_a_gaussian_is_accepted_at_once(d, seed):
     pilot, drawn = standard_pilot(origin(d)), []
@@ -180,16 +148,3 @@ def test_a_gaussian_is_accepted_at_once(d, seed):
     assert len(drawn) == 1
     assert len(found.x) == LEAST_POINTS
     torch.testing.assert_close(found.mixture.means[0], origin(d), atol=0.01, rtol=0)
-
-
-@pytest.mark.parametrize(
-    "log_prob",
-    [lambda x: 0.5 * gumbel_log_prob(x), lambda x: gumbel_log_prob(x)[:, None], lambda x: gumbel_log_prob(x).sum()],
-    ids=["half", "column", "one number"],
-)
-def test_a_density_that_contradicts_the_score_is_told_and_left_alone(log_prob):
-    with pytest.warns(UserWarning, match="`log_prob` of the target contradicts"):
-        found = without_wrong_density(as_score(gumbel_score, log_prob, d=2), Affine(origin(2), torch.eye(2).double()))
-    assert found.log_prob is None
-    right = as_score(gumbel_score, gumbel_log_prob, d=2)
-    assert without_wrong_density(right, Affine(origin(2), torch.eye(2).double())) is right

@@ -9,7 +9,6 @@ from plain_targets import normal
 from sklearn.base import clone
 
 from skksivi import KSIVIApproximator
-from skksivi.baselines import SIVISM
 from skksivi.kernels import IMQ, Gaussian, Riesz, Tilted, resolve_kernel
 from skksivi.metrics import ksd
 from skksivi.parameters import Adam
@@ -123,15 +122,6 @@ def test_a_schedule_that_goes_wrong_is_named_and_no_other(name, wrong):
     q = clone(QUICK).set_params(max_iter=10, whiten=None, **scheduled[name])
     with pytest.raises(
         ValueError, match=f"^`{name}` returned {wrong} at progress 0.5, expected a (positive )?number"
-    ):
-        q.fit(lambda x: -x, n_features=2)
-
-
-@pytest.mark.parametrize("wrong", [0, -1])
-def test_a_method_without_weights_does_not_name_them(wrong):
-    q = SIVISM(annealing=lambda progress: wrong, critic_hidden_layer_sizes=(8,), max_iter=2, random_state=0)
-    with pytest.raises(
-        ValueError, match=rf"^`annealing` returned {wrong} at progress 0, expected a positive number\.$"
     ):
         q.fit(lambda x: -x, n_features=2)
 

@@ -3,7 +3,6 @@
 import ast
 import importlib
 import json
-import math
 import re
 import runpy
 import shlex
@@ -23,7 +22,6 @@ import torch
 from approximators import short_fits
 
 from skksivi._version import DOCUMENTATION, __version__
-from skksivi.targets import Banana, from_log_prob
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = {
@@ -31,7 +29,6 @@ COMMANDS = {
     "benchmarks/pictures.py": "--max-iter 20 --out pictures --names tail layers flow reach",
     "examples/plot_patients.py": "--patients 50 --training 60 --calls 600 --output patients.png",
     "examples/plot_stream.py": "--training 60 --calls 600 --output stream.png",
-    "benchmarks/amortized.py": "--quick --out amortized.json",
     "benchmarks/ages.py": "",
     "benchmarks/costs.py": "",
     "examples/plot_waveform.py": "--max-iter 100 --output waveform.png",
@@ -56,34 +53,27 @@ COMMANDS = {
     "examples/plot_classification.py": "--max-iter 20 --splits 1 --output classification.png",
     "examples/plot_pymc.py": "--max-iter 100 --draws 100 --output pymc.png",
     "examples/plot_numpyro.py": "--max-iter 100 --draws 100 --output numpyro.png",
-    "benchmarks/paper.py time": "--quick --out time.json",
-    "benchmarks/paper.py waveform": "--quick --out waveform.json",
-    "benchmarks/paper.py diffusion": "--quick --out diffusion.json",
-    "benchmarks/paper.py student": "--quick --out student.json",
-    "benchmarks/paper.py bnn": "--quick --out bnn.json",
     "benchmarks/comparison.py": "--quick --seeds 1 --methods KSIVI KPG-IS --output rows.json",
-    "benchmarks/frontier.py": "--quick --out frontier.json",
     "benchmarks/predictors.py": "--quick",
     "benchmarks/regression.py": "--quick",
-    "benchmarks/hierarchy.py": "--quick --out hierarchy.json",
     "benchmarks/search.py": "--quick --targets bioassay",
     "benchmarks/search.py --criteria": "--quick --out criteria.json",
     "benchmarks/waveform.py": "--max-iter 100 --seeds 1 --methods 'paper, vanilla' defaults",
-    "benchmarks/toys.py": "--quick --out toys.json",
     "benchmarks/reference.py": "waveform draws.npz --steps 40",
     "benchmarks/reference.py targets": "banana --out references --json references.json",
-    "benchmarks/ksd_test.py": "--quick --out ksd_test.json",
-    "benchmarks/growth.py": "--quick --out growth.json",
     "benchmarks/posteriors.py": "",
     "benchmarks/training.py": "--quick --seeds 1 --names banana --jobs 1 --out training.json",
-    "benchmarks/shapes.py": "--quick --out shapes.json",
     "benchmarks/ablation.py": "--quick --jobs 1 --stages 'all modes' --out ablation.json",
-    "benchmarks/suites.py": "--quick --out suites.json",
     "benchmarks/coverage.py": "--quick --names log_gamma --seeds 1 --jobs 1 --out coverage.json",
-    "benchmarks/diagnose.py": "--quick --out diagnose.json",
     "benchmarks/defaults.py": "--names log_gamma --seeds 1 --jobs 1",
     "benchmarks/shards.py": "--quick --cases '1 rank large' --out shards.json",
     "benchmarks/speed.py": "--quick --cases waveform --out speed.json",
+}
+ALIKE = "amortized frontier hierarchy toys ksd_test growth shapes suites diagnose"
+COMMANDS |= {f"benchmarks/{name}.py": f"--quick --out {name}.json" for name in ALIKE.split()}
+COMMANDS |= {
+    f"benchmarks/paper.py {name}": f"--quick --out {name}.json"
+    for name in ("time", "waveform", "diffusion", "student", "bnn")
 }
 #: Those whose weights of modes rest on a pilot.
 WEIGHED = {"examples/plot_mode_weights.py", "benchmarks/hierarchy.py"}
@@ -134,16 +124,6 @@ def test_the_notebook_of_an_example_is_whole_without_options_of_a_command(script
     used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
     assert used.isdisjoint({"argparse", "args", "parser"})
     assert "set_label" not in code
-
-
-@pytest.mark.slow
-def test_the_cells_of_a_notebook_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    for cell in cells_of("examples/plot_waveform.py"):
-        exec(cell, names)  # noqa: S102
-    plt.close("all")
-    assert "KSIVI" in capsys.readouterr().out
 
 
 def run(script, arguments, folder):
@@ -294,15 +274,6 @@ def test_the_forms_ask_for_what_a_fit_says_of_itself_and_the_pages_know_their_ve
     assert next(entry["name"] for entry in versions if entry["version"] == "stable") == f"stable ({__version__})"
 
 
-def test_a_box_without_draws_has_no_distance(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    from paper import student
-
-    X, Y = np.array([[6.0, 0.0], [np.inf, 0.0]]), np.array([[1.0, 1.0], [2.0, 0.0]])
-    assert math.isnan(student.cost(X, Y, 5))
-    assert student.cost(X, Y, 8) == pytest.approx((25 + 1 + 16) / 2)
-
-
 @pytest.fixture
 def frontier(monkeypatch):
     """The module of the study, which stands beside others."""
@@ -310,112 +281,6 @@ def frontier(monkeypatch):
     import frontier
 
     return frontier
-
-
-def document_of(*rungs, method="MALA"):
-    """A study of one posterior, a seed to each list of rungs (calls, mean error)."""
-    rows = [
-        {
-            "case": "banana",
-            "method": method,
-            "seed": seed,
-            "d": 2,
-            "floor": 0.5,
-            "rungs": [
-                dict.fromkeys(("seconds", "in_score", "next_calls", "next_seconds", "w2", "sd_min", "sd_max"), 1.0)
-                | {"calls": calls, "mean": mean}
-                for calls, mean in some
-            ],
-        }
-        for seed, some in enumerate(rungs)
-    ]
-    return {"settings": {"quick": False}, "rows": rows}
-
-
-def test_the_worst_seed_says_from_how_many_calls_a_method_is_accurate(frontier):
-    good, later, never = [(10, 0.05)], [(10, 0.2), (30, 0.05)], [(10, 0.2), (30, 0.1)]
-    for seeds, calls in (([good], 10), ([good, later], 30), ([later, good], 30), ([good, never], math.inf)):
-        found = frontier.summary(document_of(*seeds), "banana", "MALA")
-        assert found.calls == calls
-        assert found.w2 == 2
-    assert frontier.summary(document_of(good), "banana", "KSIVI") is None
-
-
-def test_a_watched_target_counts_rows_and_ends_what_has_spent_them(frontier):
-    watched = frontier.Watched(Banana(), limit=7)
-    x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(3, 2)
-    log_p, s = watched.value_and_score(x)
-    torch.testing.assert_close(log_p, Banana().log_prob(x))
-    torch.testing.assert_close(s, Banana().score_fn(x))
-    torch.testing.assert_close(watched.to(dtype=torch.float64).score_fn(x), s)
-    assert watched.n_points == [6]
-    assert not watched.spent
-    watched.value(x)
-    assert watched.n_points == [9]
-    assert watched.spent
-    for evaluate in (watched.value, watched.score_fn, watched.value_and_score):
-        with pytest.raises(RuntimeError):
-            evaluate(x)
-    assert watched.seconds > 0
-
-
-def test_a_target_is_the_same_in_jax(frontier):
-    jax = pytest.importorskip("jax")
-    from _rivals import as_jax
-
-    x64 = jax.config.jax_enable_x64
-    try:
-        watched = frontier.Watched(Banana())
-        log_prob = as_jax(watched)
-        x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(3, 2)
-        np.testing.assert_allclose(jax.jit(jax.vmap(log_prob))(x.numpy()), Banana().log_prob(x), rtol=1e-12)
-        assert watched.n_points == [3]
-        gradient = jax.vmap(jax.jit(jax.grad(log_prob)))(x.numpy())
-        np.testing.assert_allclose(gradient, Banana().score_fn(x), rtol=1e-12)
-        assert watched.n_points == [6]
-    finally:
-        jax.config.update("jax_enable_x64", x64)
-
-
-@pytest.fixture
-def gaussian():
-    """N(m, C) in three dimensions with scales from 0.1 to 10."""
-    m, scales = torch.tensor([[3.0, -1.0, 0.5], [10.0, 1.0, 0.1]], dtype=torch.float64)
-    return from_log_prob(lambda x: -((x - m) / scales).square().sum(-1) / 2, 3), m, scales
-
-
-def test_rivals_start_in_coordinates_in_which_a_gaussian_is_standard(frontier, gaussian):
-    from _rivals import InLaplace
-
-    target, m, scales = gaussian
-    watched = frontier.Watched(target)
-    in_laplace = InLaplace(watched, 0)
-    assert watched.n_points[0] > 3  # the mode and the curvature there are paid for
-    u = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    x = in_laplace.to_x(u)
-    torch.testing.assert_close((x - m).square().div(scales**2).sum(1), u.square().sum(1))
-    log_p, s = in_laplace.value_and_score(u)
-    torch.testing.assert_close(log_p, -u.square().sum(1) / 2)
-    torch.testing.assert_close(s, -u)
-    torch.testing.assert_close(in_laplace.score_fn(u), s)
-    torch.testing.assert_close(in_laplace.value(u), log_p)
-
-
-def test_adaptive_importance_sampling_has_the_moments_of_its_target(frontier, gaussian):
-    from _rivals import AdaptiveImportance, StudentMixture, systematic
-
-    target, m, scales = gaussian
-    q = AdaptiveImportance(n_draws=500, n_rounds=3, n_components=2).fit(frontier.Watched(target))
-    np.testing.assert_allclose((q.draws_.mean(0) - m.numpy()) / scales.numpy(), 0, atol=0.1)
-    np.testing.assert_allclose(q.draws_.std(0) / scales.numpy(), 1, atol=0.1)
-    assert q.n_effective_ < q.n_sampling_calls_ == 1500
-    weights = np.array([0.5, 0.0, 0.25, 0.25])
-    assert np.bincount(systematic(weights, 8, np.random.RandomState(0)), minlength=4).tolist() == [4, 0, 2, 2]
-    U = np.random.RandomState(0).standard_normal((200, 2))  # EM does not lower the weighted likelihood
-    mixture = StudentMixture(np.array([0.3, 0.7]), [np.zeros(2), np.ones(2)], [np.eye(2), np.eye(2)])
-    adapted = mixture.adapted(U, np.full(200, 1 / 200))
-    assert adapted.log_prob(U).mean() > mixture.log_prob(U).mean()
-    assert adapted.shares.sum() == pytest.approx(1)
 
 
 #: For each study that the manual shows: its command, the page, and the tables.
@@ -441,14 +306,9 @@ STUDIES = [
 ]
 #: The same of those with more than a name to their command.
 PAPER = {
-    "bnn": ["networks", "networks_chosen"],
-    "bnn_legacy": ["networks_legacy"],
-    "bounded": ["diffusion_bounded"],
-    "diffusion": ["diffusion_paper"],
-    "student": ["student"],
-    "time": ["time"],
-    "waveform": ["waveform"],
-}
+    "bnn": ["networks", "networks_chosen"], "bnn_legacy": ["networks_legacy"], "bounded": ["diffusion_bounded"],
+    "diffusion": ["diffusion_paper"], "student": ["student"], "time": ["time"], "waveform": ["waveform"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("study", "page", "names"), STUDIES, ids=[study for study, *_ in STUDIES])

@@ -26,20 +26,10 @@ BOTH = [KSIVIApproximator, HKSIVIApproximator]
 
 #: A value of each training parameter, often that of "auto", since any value counts.
 SET = {
-    "kernel": "gaussian",
-    "bandwidth": "median",
-    "gradient_estimator": "u-statistic",
-    "latent_dim": 2,
-    "hidden_layer_sizes": (50, 50),
-    "mixing": "pilot",
-    "scale": Scale(),
-    "initial_scale": 0.25,
-    "batch_size": 128,
-    "learning_rate": 5e-3,
-    "optimizer": Adam(),
-    "annealing": "linear",
-    "terms": [Entropic(0.1)],
-}
+    "kernel": "gaussian", "bandwidth": "median", "gradient_estimator": "u-statistic", "latent_dim": 2,
+    "hidden_layer_sizes": (50, 50), "mixing": "pilot", "scale": Scale(), "initial_scale": 0.25, "batch_size": 128,
+    "learning_rate": 5e-3, "optimizer": Adam(), "annealing": "linear", "terms": [Entropic(0.1)],
+}  # fmt: skip
 
 
 @pytest.fixture

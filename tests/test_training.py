@@ -76,13 +76,6 @@ def test_scheduled_numbers_follow_the_progress():
     assert seen == [(1.0, 0.5), (1.25, 0.5), (1.5, 0.5), (1.75, 0.5)]
 
 
-@pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf, "a", None, 0.0])
-def test_a_schedule_that_gives_no_weight_is_named(wrong):
-    scheduled = Scheduled("annealing", lambda progress: wrong, torch.zeros(()), positive=True)
-    with pytest.raises(ValueError, match=r"`annealing` returned .* at progress 0\.5, expected a positive number"):
-        scheduled.advance(0.5)
-
-
 def test_learning_rate_factors():
     assert learning_rate_factor(None, 10)(7) == 1
     assert learning_rate_factor((0.9, 3), 10)(7) == pytest.approx(0.81)

@@ -1,17 +1,13 @@
 """The chains of many parameters: exact for Gaussians, whatever their scales, and a start for fits of many modes."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
-from plain_targets import generator, normal, resolved
+from plain_targets import generator, resolved
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi.parameters import Pilot
-from skksivi.pilot._chains import underdamped
 from skksivi.pilot._pilot import find_whitening
-from skksivi.targets import EightGaussians
 
 MODES = np.array([[-30.0, 0.0], [30.0, 0.0]])
 
@@ -29,17 +25,6 @@ def gaussian_score(m, L):
 
 
 @pytest.mark.slow
-def test_the_chains_of_a_stiff_gaussian_have_its_covariance():
-    m, L = stiff()
-    x = m + normal(400, 5) @ L.mT
-    kept = underdamped(resolved(gaussian_score(m, L), 5), x, 8000, generator())
-    last = torch.linalg.solve_triangular(L, (kept[-1] - m).mT, upper=False)
-    cov = last @ last.mT / 400
-    assert (cov - torch.eye(5)).abs().max() < 5 * (2 / 400) ** 0.5
-    assert last.mean(1).abs().max() < 5 / 400**0.5
-
-
-@pytest.mark.slow
 def test_from_one_start_the_chains_surround_the_mode():
     m, L = stiff()
     score = resolved(gaussian_score(m, L), 5)
@@ -51,17 +36,6 @@ def test_from_one_start_the_chains_surround_the_mode():
     assert whitening.n_score_calls == pytest.approx(400_000, rel=0.1)
     assert pilot.converged
     assert len(pilot.n_of_mode) == 20
-
-
-@pytest.mark.slow
-def test_conditional_widths_are_those_of_the_precision():
-    m, L = stiff()
-    score = resolved(gaussian_score(m, L), 5)
-    whitening, pilot = find_whitening(Pilot("diagonal", budget=200_000), score, generator(), init=m)
-    precision = torch.cholesky_inverse(L) * whitening.map.D.outer(whitening.map.D)
-    pilot = pilot._replace(x=m + normal(4000, 5) @ L.mT)
-    ratio = pilot.conditional_sd(score, whitening.map) * precision.diagonal().sqrt()
-    assert (ratio.log().abs() < 5 * (2 / 256) ** 0.5 / 2).all()
 
 
 def two_modes(x):
@@ -84,36 +58,3 @@ def test_every_start_keeps_its_mode(approximator):
     for part, mode in ((X[left], MODES[0]), (X[~left], MODES[1])):
         assert np.abs(part.mean(0) - mode).max() < 0.3
         assert np.abs(np.log(part.std(0))).max() < 0.25
-
-
-@pytest.mark.slow
-def test_more_parameters_than_a_newton_step_can_take():
-    d = 1500
-    scales = torch.linspace(0.1, 10.0, d, dtype=torch.float64)
-    settings = {"hidden_layer_sizes": (8,), "max_iter": 20, "batch_size": 16}
-    q = KSIVIApproximator(whiten=Pilot("diagonal", budget=20_000), random_state=0, **settings)
-    q.fit(lambda x: -x / scales.to(x) ** 2, n_features=d)
-    ratio = q.sample(500, random_state=0).std(0) / scales.numpy()
-    assert abs(np.log(ratio).mean()) < 0.1
-
-
-def test_a_score_without_a_finite_value_is_named():
-    with pytest.raises(ValueError, match="finite"):
-        underdamped(resolved(lambda x: x * torch.nan, 2), normal(3, 2), 10, generator())
-
-
-def test_the_pilot_is_asked_for_where_there_is_one():
-    q = KSIVIApproximator(whiten=Pilot("diagonal", budget=4000), mixing="pilot", max_iter=2, random_state=0)
-    assert q.fit(EightGaussians()).family_.mixing.latent_dim == 2
-    with pytest.raises(ValueError, match="'diagonal'"):
-        q.set_params(whiten="laplace").fit(EightGaussians())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spread", [1.0, 10.0])
-def test_chains_bear_a_curvature_that_grows_without_bound(spread):
-    quartic = resolved(lambda x: -(x**3), 20)
-    kept = underdamped(quartic, spread * normal(40, 20), 4000, generator())
-    means = kept.square().mean((0, 2))
-    expected = 2 * math.gamma(0.75) / math.gamma(0.25)
-    assert abs(means.mean() - expected) < 5 * means.std() / 40**0.5

@@ -12,9 +12,8 @@ from sklearn.base import clone
 
 import skksivi
 from skksivi import KSIVIApproximator, certificate, diagnose, expectation, refine
-from skksivi.coordinates._warp import Level, Warp, features, skewed, unskewed
+from skksivi.coordinates._warp import Level, Warp, skewed, unskewed
 from skksivi.coordinates._warp_fit import fitted_warp, reshaped
-from skksivi.mixing import NormalDraws
 from skksivi.parameters import Checkpoint, Network, Pilot
 from skksivi.score._target import resolve_score
 from skksivi.targets import Funnel
@@ -127,35 +126,18 @@ def test_the_score_is_that_of_the_density(warp, has_density):
         torch.testing.assert_close(pulled.log_prob(y.detach()), (target.log_prob(x) + log_scale).detach())
 
 
-def test_features_are_smooth_and_grow_no_faster_than_squares():
-    t = torch.tensor([[-1e6], [-2.0], [0.0], [2.0], [1e6]], dtype=torch.float64)
-    F, G = features(t)
-    assert F.isfinite().all()
-    torch.testing.assert_close(F[2], torch.tensor([0.0, -1.0, 0.0, 1.0], dtype=torch.float64))
-    torch.testing.assert_close(G[1:4, 1], t[1:4, 0].cosh().log())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda warp: replace(warp, levels=warp.levels[:1]), "each coordinate once"),
-        (lambda warp: replace(warp, levels=warp.levels[::-1]), "not below it"),
-    ],
-)
-def test_levels_that_make_no_map_are_refused(warp, change, message):
-    with pytest.raises(ValueError, match=message):
-        change(warp)
-
-
-def test_a_level_of_other_coefficients_is_refused():
+def test_levels_that_make_no_map_are_refused(warp):
     i, zeros = torch.arange(1), torch.zeros(1, 1, dtype=torch.float64)
-    with pytest.raises(ValueError, match="do not fit its drivers"):
-        Level(i, i, zeros, zeros, zeros, zeros)
-    shape = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-    level = Level(i, i[:0], zeros, zeros, zeros, shape)
+    level = Level(i, i[:0], zeros, zeros, zeros, torch.tensor([[0.0], [1.0]], dtype=torch.float64))
     assert Warp(zeros[0], zeros[0] + 1, [level]).unwarp(zeros)[0].shape == (1, 1)
-    with pytest.raises(ValueError, match="no positive weight"):
-        replace(level, shape=0 * shape)
+    for act, message in (
+        (lambda: replace(warp, levels=warp.levels[:1]), "each coordinate once"),
+        (lambda: replace(warp, levels=warp.levels[::-1]), "not below it"),
+        (lambda: Level(i, i, zeros, zeros, zeros, zeros), "do not fit its drivers"),
+        (lambda: replace(level, shape=0 * level.shape), "no positive weight"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            act()
 
 
 # Fits
@@ -215,22 +197,6 @@ def test_it_can_be_trained_go_on_and_be_interrupted(tmp_path):
     assert np.abs(ratio - 1).max() < 0.2
 
 
-@pytest.mark.slow
-def test_a_target_that_has_moved_is_followed():
-    class Moved(Bent):
-        def log_prob(self, x):
-            return super().log_prob(x - 30)
-
-    q = KSIVIApproximator(warm_start=True, random_state=0).fit(Bent()).fit(Moved())
-    np.testing.assert_allclose(np.median(q.sample(5000), axis=0), [30, 34.5], atol=2)
-    assert q.whitening_.warp is not None  # whose family is of no use in other coordinates
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        q.set_params(whiten="laplace", mixing="normal", train=True, max_iter=3).fit(Bent())
-    assert q.whitening_.warp is None
-    assert isinstance(q.family_.mixing, NormalDraws)
-
-
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -248,17 +214,6 @@ def test_what_would_have_no_meaning_in_warped_coordinates_forbids_them(parameter
         warnings.simplefilter("ignore")
         q = clone(quick).set_params(**parameters).fit(Bent())
     assert q.whitening_.warp is None
-
-
-@pytest.mark.slow
-def test_high_effort_is_no_worse_where_long_chains_are():
-    """It takes them only where short ones have not converged in warped coordinates."""
-    auto, high = (
-        KSIVIApproximator(whiten=Pilot(effort=effort), random_state=0).fit(Bent()) for effort in ("auto", "high")
-    )
-    assert high.whitening_.converged
-    assert str(high.whitening_.warp) == str(auto.whitening_.warp)
-    assert high.n_score_calls_ >= auto.n_score_calls_  # it looks at more points for narrow modes
 
 
 def test_drivers_of_points_that_have_converged_are_skewed():

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -62,14 +63,6 @@ def test_products_of_workers_are_differences():
     assert score.by_differences
     assert not alone.by_differences
     torch.testing.assert_close(score.product(x, v), alone.product(x, v), rtol=1e-7, atol=1e-7)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # three iterations
-def test_a_fit_does_not_depend_on_the_number_of_workers():
-    q = short(KSIVIApproximator(random_state=0)).set_params(dtype="float64")
-    alone, there = (q.fit(by_threads(of_arrays, n)).sample(5) for n in (1, 2))
-    np.testing.assert_array_equal(alone, there)
 
 
 def test_no_points_have_no_scores():
@@ -149,33 +142,24 @@ def test_processes_give_the_numbers_of_this_one_and_tell_of_a_kill():
         from_score_fn(lambda X: lock and X, 3, **by_processes).score_fn(X)
 
 
-@pytest.mark.slow
-def test_dask_gives_the_numbers_of_this_process():
+@contextmanager
+def dask_workers():
     distributed = pytest.importorskip("distributed", reason="needs dask")
-    X = normal_array(7, 3)
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs="CRITICAL"
-        ) as workers,
-        distributed.Client(workers),
-    ):
-        there = from_score_fn(lambda X: -(X**3), 3, n_jobs=-1, backend="dask", chunk_size=2).score_fn(X)
-    np.testing.assert_array_equal(there, -(X**3))
+    quiet = {"dashboard_address": "127.0.0.1:0", "silence_logs": "CRITICAL"}
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, **quiet) as workers, distributed.Client(workers):
+        yield
+
+
+def ray_workers():
+    ray = pytest.importorskip("ray", reason="needs ray")
+    pytest.importorskip("ray.util.joblib").register_ray()
+    return ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 
 
 @pytest.mark.slow
-def test_ray_gives_the_numbers_of_this_process():
-    ray = pytest.importorskip("ray", reason="needs ray")
-    from ray.util.joblib import register_ray
-
-    register_ray()
+@pytest.mark.parametrize(("backend", "workers"), [("dask", dask_workers), ("ray", ray_workers)])
+def test_a_cluster_gives_the_numbers_of_this_process(backend, workers):
     X = normal_array(7, 3)
-    with ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False):
-        by_ray = {"n_jobs": 2, "backend": "ray", "chunk_size": 2}
-        there = from_score_fn(by_value(lambda X: -(X**3)), 3, **by_ray).score_fn(X)
-        np.testing.assert_array_equal(there, -(X**3))
-        with pytest.raises(ValueError, match=r"returned shape \(2, 2\) for the chunk of rows 0 to 1 of 2"):
-            from_score_fn(by_value(lambda X: X[:, :2]), 3, **by_ray).score_fn(X[:2])
-        always = by_value(lambda X: os.kill(os.getpid(), signal.SIGKILL))
-        with pytest.raises(ConnectionError, match="A worker that evaluated `score_fn` was lost"):
-            from_score_fn(always, 3, **by_ray).score_fn(X[:2])
+    with workers():
+        there = from_score_fn(by_value(lambda X: -(X**3)), 3, n_jobs=2, backend=backend, chunk_size=2).score_fn(X)
+    np.testing.assert_array_equal(there, -(X**3))

@@ -5,23 +5,17 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_family import TARGET, LinearFamily, layer, spied_critics, target_score, z_scores
-from misbehaving import Misbehaving, raising
+from linear_family import layer, spied_critics, target_score
 from plain_targets import Mixture, generator, normal
 
 from skksivi.baselines import HSIVISM, SIFG, SIVISM, _critics
-from skksivi.baselines._critics import Critics, NoisyPoints, fisher_bound
-from skksivi.coordinates._whitening import Whitening
+from skksivi.baselines._critics import NoisyPoints, fisher_bound
 from skksivi.families._layer import MultilayerPerceptron
-from skksivi.judge import Grade, Verdict
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Adam
 from skksivi.pilot._pilot import find_whitening
-from skksivi.pilot._points import PilotPoints
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
-from skksivi.targets import Banana
-from skksivi.training._loop import Scheduled, flatten, learning_rate_factor
+from skksivi.training._loop import Scheduled, flatten
 
 
 def test_the_bound_and_its_gradients_are_those_of_the_definition():
@@ -36,65 +30,6 @@ def test_the_bound_and_its_gradients_are_those_of_the_definition():
     torch.testing.assert_close(bound.value, expected.detach())
     actual = (bound.dx, bound.df, bound.doffset, *(p.grad for p in network.parameters()))
     torch.testing.assert_close(actual, gradients)
-
-
-def fisher_divergence(q):
-    """E |s_p - s_q|^2 of two Gaussians, with a graph, and the matrix and vector of s_p - s_q."""
-    law = q.law()
-    slope = law.precision_matrix - TARGET.precision_matrix
-    intercept = TARGET.precision_matrix @ TARGET.loc - law.precision_matrix @ law.loc
-    at_mean = slope @ law.loc + intercept
-    return (slope @ law.covariance_matrix @ slope.mT).trace() + at_mean.square().sum(), slope, intercept
-
-
-def draw(q, n, again):
-    """Draws of the linear family, their f, and the pullback through both."""
-    (x, s_p, s_q), pull = q.family.draw_with_pullback(n, again, in_double(target_score, 2))
-    return x, s_p - s_q, lambda dx, df: pull(dx, df, -df)
-
-
-def linear_critics(max_iter):
-    steps = Adam(betas=(0.5, 0.99), ema=None)
-    factor = learning_rate_factor(steps.decay, max_iter)
-    rate = Scheduled("rate", lambda t: 0.05 * factor(round(t * max_iter)), torch.zeros((), dtype=torch.float64))
-    return Critics([2, 2], 1, rate, steps.betas, generator())
-
-
-def best_critic(q):
-    """A linear critic after many steps."""
-    critics, again, n = linear_critics(max_iter=200), generator(1), 200
-    for t in range(n):
-        x, f, _ = draw(q, 300, again)
-        critics.rate.advance(t / n)
-        critics.ascend(x[None], f[None])
-    return critics
-
-
-@torch.no_grad()
-def test_the_best_critic_is_the_difference_of_the_scores():
-    q = LinearFamily()
-    critics, (divergence, slope, intercept) = best_critic(q), fisher_divergence(q)
-    linear = critics.networks[0].layers[0]
-    torch.testing.assert_close(linear.weight, slope, rtol=0, atol=0.05)
-    torch.testing.assert_close(linear.bias, intercept, rtol=0, atol=0.05)
-    x, f, _ = draw(q, 50_000, generator(2))
-    assert critics.bounds(x[None], f[None]).value.item() == pytest.approx(divergence.item(), rel=0.03)
-
-
-def test_the_gradient_against_the_best_critic_is_that_of_the_fisher_divergence():
-    q, again, rows = LinearFamily(), generator(), []
-    divergence, slope, intercept = fisher_divergence(q)
-    expected = torch.cat([g.flatten() for g in torch.autograd.grad(divergence, q.parameters)])
-    with torch.no_grad():
-        critics = linear_critics(max_iter=400)
-        critics.networks[0].layers[0].weight.copy_(slope)
-        critics.networks[0].layers[0].bias.copy_(intercept)
-        for _ in range(100):
-            x, f, pullback = draw(q, 200, again)
-            bound = critics.bounds(x[None], f[None])
-            pullback(bound.dx[0], bound.df[0])
-            rows.append(torch.cat([p.grad.flatten() for p in q.parameters]))
-    assert z_scores(torch.stack(rows), expected).max() < 4
 
 
 def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
@@ -137,29 +72,6 @@ def test_the_skip_of_the_critic_may_change_with_progress():
             ValueError, match=f"`critic_skip` returned {wrong!r} at progress 0, expected a number of zero or more"
         ):
             loss_curve(lambda progress, wrong=wrong: wrong)
-
-
-def test_widths_of_the_critic_are_checked():
-    with pytest.raises(ValueError, match="`critic_hidden_layer_sizes` must hold positive integers"):
-        SIVISM(critic_hidden_layer_sizes=(8, 0)).fit(target_score, n_features=2)
-
-
-def test_the_family_is_the_mixture_around_the_points():
-    points = NoisyPoints(normal(6, 3), 0.4, 0.1)
-    family = points.family()
-    x = family.draw(20_000, generator()).x
-    k = torch.cdist(x, points.u).argmin(1)
-    assert torch.bincount(k, minlength=6).min() > 20_000 / 6 * 0.6
-    e = (x[:, None] - points.u).square().sum(2).mean(1) - points.u.var(0, correction=0).sum() * 2
-    assert abs(e.mean() - 3 * 0.4**2) < 4.5 * e.std() / math.sqrt(20_000)
-    torch.testing.assert_close(family.sigma(x[:1]), torch.full((3,), 0.4).double())
-
-
-def test_the_density_of_a_fit_is_that_of_the_mixture():
-    q = SIFG(n_particles=7, max_iter=5, dtype="float64", whiten=None, random_state=0).fit(lambda x: -x, n_features=2)
-    X, family = torch.as_tensor(q.sample(50, random_state=0)), q.family_
-    parts = torch.distributions.Normal(family.mixing.points, family.sigma(X[:1])).log_prob(X[:, None]).sum(2)
-    torch.testing.assert_close(torch.as_tensor(q.score_samples(X)), parts.logsumexp(1) - math.log(7))
 
 
 def gradients(spread, **parameters):
@@ -230,50 +142,9 @@ def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(monkeypatch):
     torch.testing.assert_close(actual, list(torch.autograd.grad(total, list(family.parameters()))))
 
 
-@pytest.mark.slow
-def test_two_modes_are_kept():
-    p = Mixture([0.5, 0.5], [[-3.0, 0.0], [3.0, 0.0]], [1.0, 1.0])
-    q = HSIVISM(n_layers=3, whiten=None, max_iter=400, random_state=0).fit(p.score_fn, n_features=2)
-    X = q.sample(10_000)
-    np.testing.assert_allclose(p.shares_of(X), 0.5, atol=0.1)
-    for sign in (-1, 1):
-        mode = X[sign * X[:, 0] > 0]
-        np.testing.assert_allclose(mode.mean(0), [3 * sign, 0], atol=0.25)
-        np.testing.assert_allclose(mode.std(0), 1, atol=0.15)
-
-
-def test_the_density_is_that_of_the_draws():
-    q = HSIVISM(n_layers=2, max_iter=10, whiten="laplace", random_state=0).fit(lambda x: -x, n_features=1)
-    X = q.sample(50_000)
-    edges = np.linspace(-2, 2, 9)
-    grid = np.linspace(-2, 2, 801)[:, None]
-    density = np.exp(q.score_samples(grid)).reshape(-1)
-    shares = [np.trapezoid(density[i : i + 101], grid[i : i + 101, 0]) for i in range(0, 800, 100)]
-    np.testing.assert_allclose(np.histogram(X, edges)[0] / len(X), shares, atol=0.012)
-
-
-def test_the_score_of_the_last_fit_belongs_to_its_layers():
-    q = HSIVISM(n_layers=2, max_iter=20, whiten="laplace", random_state=0)
-    X = q.fit(lambda x: -x, n_features=2).sample(5, random_state=1)
-    with pytest.raises(OSError, match="lost"):
-        q.fit(Misbehaving(raising(OSError("lost")), 60, score_fn=lambda x: 2 - x), n_features=2)
-    np.testing.assert_array_equal(q.sample(5, random_state=1), X)
-
-
 def test_scales_of_the_layers_follow_the_narrowest_mode():
     p = Mixture([0.5, 0.5], [[-6.0, 0.0], [6.0, 0.0]], [0.5, 0.5])
     q = HSIVISM(n_layers=2, max_iter=1, learning_rate=1e-9, random_state=0).fit(p.score_fn, n_features=2)
     # The pilot's standard deviation is six along the first coordinate, and in its units a mode has a twelfth.
     scales = q.family_.half_square.mul(2).sqrt().numpy()
     np.testing.assert_allclose(scales, [0.5 / np.sqrt(36.25), 1.0], rtol=0.1)
-
-
-def test_scales_of_the_layers_follow_the_curvature_where_it_is_narrower():
-    # A banana is wide, but a Langevin step of its width would leave it across.
-    score, x = in_double(Banana().score_fn, 2), Banana().sample(5000, generator()).double()
-    pilot = PilotPoints(x, [len(x)], torch.ones(2), Verdict(Grade.CHAINS_AGREE))
-    whitening = Whitening(pilot.map(), modes=np.empty((0, 2)), weights=np.empty(0))
-    scales = HSIVISM()._build(score, whitening, pilot, generator()).half_square.mul(2).sqrt()
-    conditional_sd = whitening.map.whiten_score(score(x)).square().mean(0).rsqrt()
-    torch.testing.assert_close(scales, conditional_sd, rtol=0.2, atol=0)
-    assert scales.max() < 0.5

@@ -69,19 +69,6 @@ def test_lbfgs_stops_at_its_tolerance():
     assert many.loss_curve_[-1] < few.loss_curve_[-1]
 
 
-def test_the_discrepancy_falls_with_finite_differences_too():
-    """A score without a graph has products by differences."""
-    q = KSDDescent(n_particles=20, max_iter=30, random_state=0)
-    detached = q.fit(lambda x: -x.detach().sinh(), n_features=2).particles_
-    np.testing.assert_allclose(q.fit(lambda x: -x.sinh(), n_features=2).particles_, detached, atol=1e-3)
-
-
-@pytest.mark.parametrize("kernel", ["laplace", "riesz"])
-def test_a_kernel_without_the_derivatives_is_refused(kernel):
-    with pytest.raises(ValueError, match="but its derivatives are needed; use Gaussian or IMQ"):
-        KSDDescent(kernel=kernel).fit(lambda x: -x, n_features=2)
-
-
 def test_a_discrepancy_that_is_not_finite_ends_the_fit():
     q = KSDDescent(whiten=None, max_iter=300, tol=0.0)
     with pytest.raises(FloatingPointError, match=r"The loss is nan at evaluation .* choose another `whiten`"):

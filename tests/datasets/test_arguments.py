@@ -17,13 +17,9 @@ NO_FOLDERS = [3, True, b"folder", "nul\0byte"]
 
 #: Bad values by the type of the default, or by the name of an argument.
 BAD = {
-    int: NO_INTEGERS,
-    float: NO_SECONDS,
-    bool: NO_TRUTH,
-    "name": NO_NAMES,
-    "subset": NO_NAMES,
+    int: NO_INTEGERS, float: NO_SECONDS, bool: NO_TRUTH, "name": NO_NAMES, "subset": NO_NAMES,
     "data_home": NO_FOLDERS,
-}
+}  # fmt: skip
 #: Values of arguments without a default, and those with which nothing is downloaded where a bad one is taken.
 GIVEN = {"name": "yacht", "download_if_missing": False}
 

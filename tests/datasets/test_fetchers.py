@@ -157,19 +157,6 @@ def test_the_waveform_split_is_the_benchmarks(home):
     np.testing.assert_array_equal(np.delete(y, rows) != 1, test.target)
 
 
-@pytest.mark.skipif(
-    not (UCI.parent / "waveform.mat").exists(), reason="there is no ../shared/data/waveform.mat beside the repository"
-)
-def test_the_waveform_split_is_that_of_the_file_in_circulation(home):
-    from scipy.io import loadmat
-
-    put_original("waveform", home)
-    X, y = fetch_waveform(data_home=home, subset="train", return_X_y=True)
-    published = loadmat(UCI.parent / "waveform.mat")
-    np.testing.assert_allclose(published["X_train"], np.insert(X, 0, 1, axis=1), atol=1e-6)
-    np.testing.assert_array_equal(published["y_train"].ravel(), y)
-
-
 # A small data set instead of Boston's: what follows needs no original
 
 
@@ -202,11 +189,6 @@ def test_the_second_address_helps_and_the_default_folder_is_scikit_learns(small,
     monkeypatch.setenv("SCIKIT_LEARN_DATA", str(home))
     fetch_small(None)
     assert os.listdir(home) == ["small.csv"]
-
-
-def test_an_address_is_tried_again_in_silence(small, server, home):
-    fetch_small(home, n_retries=2)
-    assert server.asked.count("/gone.zip") > 2
 
 
 @pytest.mark.parametrize("served", [None, TEXT.replace("1", "2"), TEXT[:-9], "<html>"])
@@ -295,11 +277,6 @@ def test_a_library_that_is_missing_is_named_with_the_remedy(small, server, home,
     (home / "table.xls").touch()
     with pytest.raises(ImportError, match=r"needs python-calamine: .*pip install"):
         fetch_small(home)
-    monkeypatch.setenv("PATH", "")
-    set_recipe(monkeypatch, "boston", replace(recipe_of("boston"), files=("table.csv.Z",)))
-    (home / "table.csv.Z").touch()
-    with pytest.raises(ImportError, match="needs the program gzip"):
-        fetch_small(home)
 
 
 # The list of recipes
@@ -324,14 +301,3 @@ def test_the_first_split_is_the_papers():
         X_train, X_test = train_test_split(X, test_size=0.1, random_state=seed)
         np.testing.assert_array_equal(X[train], X_train)
         np.testing.assert_array_equal(X[test], X_test)
-
-
-@pytest.mark.parametrize("name", _uci.RECIPES)
-def test_a_split_parts_the_rows(name):
-    n = ORIGINALS[name][1][0]
-    splits = uci_splits(name)
-    assert len(splits) == 20
-    for train, test in splits:
-        np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.arange(n))
-        assert len(test) == -(-n // 10)
-    assert len({tuple(test) for _, test in splits}) == 20

@@ -27,15 +27,6 @@ def test_class_moments_are_those_of_the_mixture():
         assert np.abs((variance - expected) / (expected * np.sqrt(2 / n))).max() < 4
 
 
-@pytest.mark.skipif(not UCI.exists(), reason="there is no ../shared/data/uci/waveform.data beside the repository")
-def test_the_generator_agrees_with_the_uci_file():
-    table = np.loadtxt(UCI, delimiter=",")
-    original = moments(table[:, :21], table[:, 21].astype(int))
-    for (m1, v1, n1), (m2, v2, n2) in zip(original, moments(*make_waveform(5000, random_state=0)), strict=True):
-        assert np.abs((m1 - m2) / np.sqrt(v1 / n1 + v2 / n2)).max() < 4
-        assert np.abs((v1 - v2) / (v1 * np.sqrt(2 / n1 + 2 / n2))).max() < 4
-
-
 def test_the_generator_is_seeded_and_checked():
     for a, b in zip(make_waveform(10, random_state=3), make_waveform(10, random_state=3), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -32,12 +32,9 @@ every_case = pytest.mark.parametrize("case", CASES)
 
 #: Supports without a distribution in torch, with numbers that single out the free entries of a parameter.
 OTHERS = {
-    "ordered": ("ordered", 3),
-    "positive ordered": ("positive ordered", 3),
-    "ordered rows": ("ordered", 2, 3),
-    "cholesky": ("cholesky", 3, 3),
-    "cholesky of one": ("cholesky", 1, 1),
-}
+    "ordered": ("ordered", 3), "positive ordered": ("positive ordered", 3), "ordered rows": ("ordered", 2, 3),
+    "cholesky": ("cholesky", 3, 3), "cholesky of one": ("cholesky", 1, 1),
+}  # fmt: skip
 
 
 def made(case):

@@ -9,7 +9,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from plain_targets import normal, resolved
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
 from skksivi.baselines import SIVI, SVGD, FullRankVI, MeanFieldVI
@@ -17,7 +16,7 @@ from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._curved import score_for_training
 from skksivi.kernels import Gaussian
 from skksivi.metrics import sliced_wasserstein
-from skksivi.parameters import Checkpoint, Pilot
+from skksivi.parameters import Pilot
 from skksivi.pilot import _large_data
 from skksivi.pilot._large_data import MAX_ERROR, TOLERANCE, Expansion, corrected, large_data
 from skksivi.pilot._pilot import find_whitening
@@ -126,30 +125,6 @@ def test_a_fit_by_minibatches_is_one_to_the_posterior_of_all_of_the_data(name, g
     floor = sliced_wasserstein(other, reference, random_state=0)
     assert sliced_wasserstein(draws, reference, random_state=0) < 2 * floor
     assert not np.array_equal(q.loss_curve_, whole.loss_curve_)
-
-
-@pytest.mark.slow
-def test_a_fit_by_minibatches_goes_on_from_its_checkpoint(tmp_path):
-    settings = {"random_state": 0, "whiten": "laplace", "mixing": "normal", "max_iter": 15, "batch_size": 22}
-    whole = KSIVIApproximator(**settings).fit(Minibatches(FULL, 10))
-    part = KSIVIApproximator(**settings, checkpoint=Checkpoint(tmp_path / "c", every=5))
-
-    class Ending(Minibatches):
-        left = 22
-
-        def minibatch(self, generator):
-            self.left -= 1
-            if self.left < 0:
-                raise OSError
-            return super().minibatch(generator)
-
-        def to(self, **_):
-            return self
-
-    with pytest.raises(OSError):  # noqa: PT011
-        part.fit(Ending(FULL, 10))
-    q = part.fit(Minibatches(FULL, 10))
-    np.testing.assert_array_equal(q.loss_curve_, whole.loss_curve_)
 
 
 def test_a_target_without_rows_is_refused():
@@ -342,17 +317,6 @@ def test_without_a_single_mode_there_is_no_expansion():
 def exact_start(target):
     found, _ = find_whitening("laplace", resolved(target), torch.Generator())
     return found.map.m.numpy(), found.map.L.numpy()
-
-
-def test_a_training_on_minibatches_that_worsens_an_exact_start_returns_it():
-    q = KSIVIApproximator(whiten=exact_start(FULL), learning_rate=0.3, max_iter=100, random_state=0)
-    with pytest.warns(ConvergenceWarning, match="did not improve on its start, which is returned"):
-        q.fit(Minibatches(FULL, 10))
-    assert q.best_iter_ == 0
-    m, L = q.whiten
-    draws = (q.sample(20_000) - m) @ np.linalg.inv(L).T
-    assert np.abs(draws.mean(0)).max() < 0.05
-    assert np.abs(draws.std(0) - 1).max() < 0.1
 
 
 def test_a_training_on_minibatches_leaves_an_exact_start_where_it_is():

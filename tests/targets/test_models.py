@@ -1,6 +1,7 @@
 """Posteriors of the public suites: their densities written a second time, with scipy, and bad input."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -112,11 +113,8 @@ def test_the_density_is_that_of_the_model(name):
 
 
 def test_they_have_the_dimensions_of_the_suites():
-    assert (targets.BrownianBridge().n_features, targets.ManyWell().n_features, targets.Rosenbrock().n_features) == (
-        32,
-        32,
-        36,
-    )
+    made = targets.BrownianBridge(), targets.ManyWell(), targets.Rosenbrock()
+    assert [target.n_features for target in made] == [32, 32, 36]
     assert targets.ItemResponse(np.zeros((400, 100))).n_features == 501
     assert targets.SparseLogisticRegression(np.tile(X, 9)[:, :25], y).n_features == 51
     assert targets.LogGaussianCox(np.eye(40)).n_features == 1600
@@ -140,35 +138,49 @@ def test_the_expected_count_of_the_cox_process_is_the_one_observed():
     assert math.exp(target.mean + 1.91 / 2) == pytest.approx(70)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: targets.Funnel(1), "n_features"),
-        (lambda: targets.Funnel(scale=0.0), "`scale`"),
-        (lambda: targets.ManyWell(3), "must be even"),
-        (lambda: targets.Rosenbrock(5), "must be even"),
-        (lambda: targets.Rosenbrock(variance=-1.0), "`variance`"),
-        (lambda: targets.GaussianMixture([1.0, 2.0]), "`means`"),
-        (lambda: targets.GaussianMixture([[np.nan]]), "`means`"),
-        (lambda: targets.GaussianMixture([[0.0], [1.0]], [[[1.0]]]), "`covariances`"),
-        (lambda: targets.GaussianMixture([[0.0], [1.0]], -1.0), "`covariances`"),
-        (lambda: targets.GaussianMixture([[0.0, 0.0]], [[[1.0, 2.0], [2.0, 1.0]]]), "`covariances`"),
-        (lambda: targets.GaussianMixture([[0.0], [1.0]], weights=[1.0, 0.0]), "`weights`"),
-        (lambda: targets.BrownianBridge([[0.0]]), "`observations`"),
-        (lambda: targets.BrownianBridge([np.nan, np.nan]), "`observations`"),
-        (lambda: targets.BrownianBridge([np.inf, 0.0]), "`observations`"),
-        (lambda: targets.ItemResponse([[2, 0]]), "zeros and ones"),
-        (lambda: targets.ItemResponse([1, 0]), "2D"),
-        (lambda: targets.LogGaussianCox([[1, 0]]), "a square"),
-        (lambda: targets.LogGaussianCox([[0, 0], [0, 0]]), "not all zero"),
-        (lambda: targets.LogGaussianCox(COUNTS, length=0.0), "`length`"),
-        (lambda: targets.LogGaussianCox(COUNTS, variance=-1.0), "`variance`"),
-        (lambda: targets.StochasticVolatility([0.1]), "`returns`"),
-        (lambda: targets.StochasticVolatility([0.1, np.nan]), "`returns`"),
-        (lambda: targets.SparseLogisticRegression(X, np.zeros(8)), "two classes"),
-        (lambda: targets.SparseLogisticRegression(X, y[:3]), "inconsistent numbers"),
-    ],
-)
-def test_a_setting_out_of_range_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+#: Targets, arguments that are right, and for some of the others what they may not be.
+SETTINGS = [
+    (targets.EightGaussians, {}, {"radius": [0.0], "scale": [-1.0], "shift": [[1.0, 2.0, 3.0], np.nan]}),
+    (targets.EightGaussians, {}, {"weights": [[1.0] * 7, [0.0] + [1.0] * 7]}),
+    (targets.StudentT, {}, {"df": [0.0, "2"]}),
+    (targets.ConditionedDiffusion, {}, {"n_features": [0]}),
+    (targets.BayesianLogisticRegression, {"X": X, "y": y}, {"prior_precision": [0.0]}),
+    (targets.BayesianNeuralNetwork, {"X": X, "y": y}, {"hyperprior": [(1.0, 0.0), (1.0, 0.1, 1.0)], "n_hidden": [0]}),
+    (targets.BayesianNeuralNetwork, {"X": X, "y": y}, {"prior_precision": [0.0], "noise_precision": [-1.0]}),
+    (targets.from_score_fn, {"score_fn": torch.neg}, {"n_features": [0]}),
+    (targets.Funnel, {}, {"n_features": [1], "scale": [0.0]}),
+    (targets.Rosenbrock, {}, {"variance": [-1.0]}),
+    (targets.GaussianMixture, {"means": np.eye(2)}, {"covariances": [[[[1.0]]], -1.0], "weights": [[1.0, 0.0]]}),
+    (targets.GaussianMixture, {"means": [[0.0, 0.0]]}, {"covariances": [[[[1.0, 2.0], [2.0, 1.0]]]]}),
+    (targets.GaussianMixture, {}, {"means": [[1.0, 2.0], [[np.nan]]]}),
+    (targets.BrownianBridge, {}, {"observations": [[[0.0]], [np.nan, np.nan], [np.inf, 0.0]]}),
+    (targets.LogGaussianCox, {"counts": COUNTS}, {"length": [0.0], "variance": [-1.0]}),
+    (targets.StochasticVolatility, {}, {"returns": [[0.1], [0.1, np.nan]]}),
+]
+BOTH_GIVEN = {"hyperprior": (1.0, 0.1), "prior_precision": 1.0, "noise_precision": 1.0}
+MISFITS = [
+    (targets.ManyWell, (3,), "must be even"),
+    (targets.Rosenbrock, (5,), "must be even"),
+    (targets.ConditionedDiffusion, (12,), "multiple of 5"),
+    *((targets.BayesianLogisticRegression, (X, labels), "two classes") for labels in (np.zeros(8), np.arange(8))),
+    (partial(targets.BayesianNeuralNetwork, **BOTH_GIVEN), (X, y), "leave one of them out"),
+    (targets.from_score_fn, (3, 2), "callable"),
+    (targets.ItemResponse, ([[2, 0]],), "zeros and ones"),
+    (targets.ItemResponse, ([1, 0],), "2D"),
+    (targets.LogGaussianCox, ([[1, 0]],), "a square"),
+    (targets.LogGaussianCox, ([[0, 0], [0, 0]],), "not all zero"),
+    (targets.SparseLogisticRegression, (X, np.zeros(8)), "two classes"),
+    (targets.SparseLogisticRegression, (X, y[:3]), "inconsistent numbers"),
+]
+MISFITS += [
+    (partial(make, **right | {name: value}), (), name)
+    for make, right, wrong in SETTINGS
+    for name, values in wrong.items()
+    for value in values
+]
+
+
+@pytest.mark.parametrize(("make", "args", "message"), MISFITS)
+def test_a_setting_out_of_range_is_named(make, args, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make(*args)

@@ -312,6 +312,11 @@ def within_noise(cv_results: dict[str, Any], metric: str = "score") -> int:
     Breiman, L., Friedman, J., Olshen, R. and Stone, C. (1984). Classification and regression trees. Wadsworth.
     Section 3.4.3.
 
+    See Also
+    --------
+    Replicates : Says how often each candidate is fitted.
+    skksivi.plotting.SearchDisplay : Shows candidates, replicates and the choice.
+
     Examples
     --------
     >>> import numpy as np

@@ -185,7 +185,7 @@ def ensemble(
         raise RuntimeError(f"None of the {n_fits} fits succeeded. {_reasons(failures)}")
     if failures:
         warn_caller(f"{len(failures)} of {n_fits} fits failed and are left out. {_reasons(failures)}")
-    equal = torch.full((len(members),), 1 / len(members), dtype=torch.float64, device=resolve_device(est.device_))
+    equal = torch.full((len(members),), 1 / len(members), dtype=torch.float64, device=members[0].device_)
     weights, elbo, log_z = equal, None, None
     if pooling == "evidence":
         pool = Pooled(tuple(member.sampler_ for member in members), equal)

@@ -199,8 +199,9 @@ class Known:
         found = [(now, self.modes_of_points), *reversed(self.others)]
         found = [each for each in found if each[0].warp is None]
         if now.warp is None and len(found) > 1:
-            i = nearest_points(log_prob, [points for points, _ in found], self.generator)
-            self.points, self.modes_of_points = found[i]
+            with suppress(BudgetError):
+                i = nearest_points(log_prob, [points for points, _ in found], self.generator)
+                self.points, self.modes_of_points = found[i]
 
 
 def _is_better(a: Verdict, b: Verdict) -> bool:
@@ -401,6 +402,8 @@ class Spike:
             return
         known.metric = gaussian_of(found.x)
         yield found
+        if known.n_features >= MANY_FEATURES and not found.converged:  # of which chains do not enter the neck
+            yield from warped(known.score, found.x, known.generator)
 
 
 def check_resolved(known: Known) -> None:

@@ -174,7 +174,7 @@ def refined_pilot(
     mixture, reason, n_far = pilot.mixture, "", 0
     for i in range(plan.most_rounds):
         mixture = mixture or plan.fit(pilot.x, generator)
-        score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * plan.n_draws)
+        score_u.tally.begin("importance sampling", 2 * plan.n_draws)
         try:
             found = resampled(score_u, mixture, generator, plan)
         except BudgetError:

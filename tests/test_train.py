@@ -206,12 +206,13 @@ def test_each_listing_of_the_manual_searches(quiet):
         distributed.LocalCluster(2, processes=False, dashboard_address="127.0.0.1:0") as found["cluster"],
     ):
         for listing in listings:
-            code = listing.replace('"tcp://scheduler:8786"', "cluster").replace("Replicates(3)", "Replicates(1)")
+            code = listing.replace('"tcp://scheduler:8786"', "cluster").replace("Replicates(3)", "Replicates(2)")
             with parallel_config("threading"):
                 exec(textwrap.dedent(code), found)  # noqa: S102
             results = found["search"].cv_results_
             scores = results.get("mean_test_score", results.get("mean_test_divergence"))
-            assert len(set(scores)) == len(scores) == 9
+            assert len(set(scores)) == 9
+            assert len(scores) in (9, 10)  # of which the estimator as it is equals one
     assert len(listings) == 4
 
 

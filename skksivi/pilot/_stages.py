@@ -88,8 +88,6 @@ class Known:
         A Gaussian near the target.
     ensemble : ChainEnsemble or None
         Chains that may go on.
-    of_profile : PilotPoints or None
-        Those of the profile out of a spike.
     points : PilotPoints or None
         The last that were found.
     others : list of tuple
@@ -109,7 +107,6 @@ class Known:
     symmetries: tuple[Symmetry, ...] = ()
     metric: Affine | None = None
     ensemble: ChainEnsemble | None = None
-    of_profile: PilotPoints | None = None
     points: PilotPoints | None = None
     others: list[tuple[PilotPoints, ModeMaps]] = field(default_factory=list)
     modes_of_points: ModeMaps = NO_MODES
@@ -403,8 +400,10 @@ class Spike:
         if found is None:
             check_resolved(known)  # chains would start from the spike
             return
-        known.metric, known.of_profile = gaussian_of(found.x), found
+        known.metric = gaussian_of(found.x)
         yield found
+        if known.n_features >= MANY_FEATURES and not found.converged:  # of which chains do not enter the neck
+            yield from warped(known.score, found.x, known.generator)
 
 
 def check_resolved(known: Known) -> None:
@@ -509,10 +508,8 @@ class WarpedCoordinates:
         if known.points is None or known.has_power_tails:
             return
         # what drives a coordinate shows in chains that told where its middle is, before some entered a neck
-        told = min(points.error for points, _ in (*known.others, (known.points, None))) < THRESHOLDS.small_errors
-        found = known.points if told else known.of_profile
-        if found is not None:
-            yield from warped(known.score, found.x, known.generator)
+        if min(points.error for points, _ in (*known.others, (known.points, None))) < THRESHOLDS.small_errors:
+            yield from warped(known.score, known.points.x, known.generator)
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,8 @@ def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
 def simpson(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     r"""Integrate the score along lines by Simpson's rule, see `kronrod`.
 
-    The gap is the difference from the rule of the two ends, exact where log p is quadratic. It is 16 times the error
-    or more where log p has a degree up to six.
+    The gap is the difference from the rule of the two ends, exact where log p is quadratic. Of a single power of the
+    distance, up to the sixth, it is 15 times the error or more.
     """
     points = torch.stack([torch.lerp(a.expand_as(b), b, 0.5), b])
     s_a, s = score_fn(a.reshape(-1, a.shape[-1])).detach(), score_fn(points.flatten(0, 1)).detach().view(points.shape)

@@ -178,14 +178,14 @@ def fitted_marginals(score_fn: Score, mode: Affine, generator: torch.Generator) 
             mode, completed(block), block.shape[1], _functions([radial], stats.chi(block.shape[1]), block)
         )
     axes = independent_directions(score_u, J, generator)
-    profiles = ((j, _profile_along(score_u, v, generator)) for j, v in enumerate(axes.mT))
-    kept = {j: profile for j, profile in profiles if profile is not None and profile.quantiles() is not None}
-    if not kept:
+    known = [(j, p) for j, v in enumerate(axes.mT) if (p := _profile_along(score_u, v, generator)) is not None]
+    found = {j: curve for j, p in known if (curve := p.quantiles()) is not None}
+    if any(map(_jumps, found.values())):  # over a valley between two modes
+        found = {j: curve for j, p in known if (curve := p.quantiles(finer=8)) is not None}
+    if not found:
         return None
-    found = [curve for profile in kept.values() if (curve := profile.quantiles()) is not None]
-    if any(map(_jumps, found)):  # over a valley between two modes
-        found = [curve for profile in kept.values() if (curve := profile.quantiles(finer=8)) is not None]
-    return Marginals(mode, completed(axes[:, list(kept)]), len(kept), _functions(found, stats.norm, axes))
+    V = completed(axes[:, list(found)])
+    return Marginals(mode, V, len(found), _functions([*found.values()], stats.norm, axes))
 
 
 def products(score_u: DifferentiableScore, u: Tensor, W: Tensor) -> Tensor:

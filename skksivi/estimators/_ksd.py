@@ -6,7 +6,7 @@ import copy
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import ClassVar, Generic, NamedTuple, Self, cast
 
@@ -19,9 +19,10 @@ from skksivi._utils.arrays import RandomState, as_array
 from skksivi._utils.checks import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates import Whitening, score_for_training
+from skksivi.coordinates._whitening import LONG_CHAINS
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
 from skksivi.estimators._fingerprint import answers_at
-from skksivi.estimators._judge import Judged, better, judged
+from skksivi.estimators._judge import Judged, better, judge, judged
 from skksivi.estimators._refit import improves, lacks_mass, refitted, with_lost_part
 from skksivi.estimators._start import N_RESERVED, Start, find_coordinates
 from skksivi.estimators._states import Comparison, SamplerOf, WhenGood, allows_moves, recentred, trained_fit, watch_of
@@ -46,7 +47,7 @@ from skksivi.parameters import (
 )
 from skksivi.pilot._chains import clipped_drift
 from skksivi.pilot._pilot import MAX_FEATURES
-from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.score._tally import DIVERGED, BudgetError
 from skksivi.stein import value_and_gradients, velocity
@@ -374,13 +375,35 @@ class SteinTrained(Trained, Generic[F]):
         either has warped coordinates.
         """
         warps, moves = self._warps(score_fn), self.train is not False and allows_moves(target)
-        whitening, pilot = find_coordinates(self.whiten, init, score_fn, generator, warps=warps, moves=moves)
-        answers = answers_at(score_fn, whitening)
+
+        def accepts(whitening: Whitening, pilot: PilotPoints) -> bool:
+            like_it = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+            start = self._start_in(whitening, pilot, score_fn, like_it)
+            sampler = start.fit(self._sampler_of(target, start)).sampler
+            return isinstance(sampler, Layer) and judge(sampler, target, start.seed).verdict.good
+
+        whitening, pilot = find_coordinates(
+            self._exploration(target.n_features), init, score_fn, generator, warps=warps, moves=moves, accepts=accepts
+        )
         is_warped = whitening.warp is not None or (last is not None and last.whitening.warp is not None)
         if last is not None and not (is_warped or self._is_at_pilot(last)):
-            return last._replace(whitening=whitening, answers=answers)
+            return last._replace(whitening=whitening, answers=answers_at(score_fn, whitening))
+        return self._start_in(whitening, pilot, score_fn, generator)
+
+    def _start_in(
+        self, whitening: Whitening, pilot: PilotPoints | None, score_fn: Score, generator: torch.Generator
+    ) -> Start[F]:
+        """Return the start of a new family in some coordinates, at the points of a pilot if there are any."""
+        answers = answers_at(score_fn, whitening)
         family, penalty = self._family(whitening.straighten(score_fn), whitening, pilot, generator)
         return Start(whitening, family, penalty, generator.initial_seed(), answers)
+
+    def _exploration(self, n_features: int) -> Whiten:
+        """Return `whiten`; of few features without long chains, where a training may follow, which takes fewer calls."""
+        chains = chains_of(self.whiten)
+        if chains is None or chains.effort != "auto" or self.train != "auto" or n_features >= MANY_FEATURES:
+            return self.whiten
+        return replace(chains, skip=(*chains.skip, LONG_CHAINS))
 
     def _warps(self, score_fn: Score) -> bool:
         """Tell whether the coordinates of the training may be warped."""

@@ -112,14 +112,21 @@ def as_fitted(est: BaseApproximator, sampler: Sampler, made_by: str, seed: int) 
 
 
 def find_coordinates(
-    whiten: Whiten, init: Init, score: Score, generator: torch.Generator, *, warps: bool, moves: bool
+    whiten: Whiten,
+    init: Init,
+    score: Score,
+    generator: torch.Generator,
+    *,
+    warps: bool,
+    moves: bool,
+    accepts: Callable[[Whitening, PilotPoints], bool] | None = None,
 ) -> tuple[Whitening, PilotPoints | None]:
     """Return coordinates, and the points of a pilot; without a pilot they are first moved to the target if `moves`.
 
     A network learns best in units of the target. With several modes a Gaussian would lose some.
     """
     with score.tally.reserving(N_RESERVED):
-        whitening, pilot = find_whitening(whiten, score, generator, init=init, warps=warps)
+        whitening, pilot = find_whitening(whiten, score, generator, init=init, warps=warps, accepts=accepts)
         if pilot is not None or not (isinstance(whitening.map, Affine) and moves):
             return whitening, pilot
         before = score.tally.total

@@ -43,7 +43,7 @@ from skksivi.judge import Grade
 from skksivi.parameters import Init, Pilot, Whiten, chains_of
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_WARM, surrounding, underdamped_pilot
 from skksivi.pilot._mixture import MOST_FEATURES, batch_and_match
-from skksivi.pilot._modes import FEW_STARTS, MAX_STARTS
+from skksivi.pilot._modes import FEW_STARTS, MAX_STARTS, ModeMaps
 from skksivi.pilot._newton import check_mode, laplace, newton_cg
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._stages import (
@@ -64,7 +64,6 @@ from skksivi.pilot._stages import (
     check_resolved,
     run_stages,
 )
-from skksivi.pilot._symmetries import Exchange
 from skksivi.score._score import Score
 from skksivi.score._tally import DIVERGED, BudgetError
 
@@ -104,7 +103,13 @@ Found = tuple[Whitening, PilotPoints | None]
 
 
 def find_whitening(
-    whiten: Whiten, score_fn: Score, generator: torch.Generator, *, init: Init = None, warps: bool = False
+    whiten: Whiten,
+    score_fn: Score,
+    generator: torch.Generator,
+    *,
+    init: Init = None,
+    warps: bool = False,
+    accepts: Callable[[Whitening, PilotPoints], bool] | None = None,
 ) -> Found:
     """Return the float64 map specified by an approximator's parameter `whiten`, and the pilot of "auto".
 
@@ -117,6 +122,8 @@ def find_whitening(
         Where the mode searches start; None means the origin and, with "auto", points around it.
     warps : bool, default=False
         Whether the caller accepts warped coordinates.
+    accepts : callable, default=None
+        Judges points of few features of which no stage is sure, before wider searches and long chains.
 
     Raises
     ------
@@ -132,7 +139,7 @@ def find_whitening(
     if score_fn.mode is not None:  # no other mode is possible
         starts, alone = score_fn.mode[None], True
     score_fn.tally.begin("search for modes")
-    known = Known(score_fn, starts, alone, settings, generator, warps)
+    known = Known(score_fn, starts, alone, settings, generator, warps, accepts)
     # "diagonal" has chains of so many steps, and products with the Jacobian besides
     most = max(settings.budget, LEAST_CALLS) * (1 if rule is explored else 10)
     with score_fn.tally.at_most(most):
@@ -159,9 +166,10 @@ def explored(known: Known) -> Found:
                 run_stages(QUICK, known)
             except DIVERGED:
                 known.points = None
-        if known.modes.maps and not _suffices(known):
+        suffices = _suffices(known)
+        if known.modes.maps and not suffices:
             check_resolved(known)
-        if known.n_features <= MAX_FEATURES and not _suffices(known):
+        if known.n_features <= MAX_FEATURES and not suffices:
             with suppress(*(DIVERGED if known.points is not None else ())):
                 run_stages(THOROUGH, known)
     except BudgetError:
@@ -170,7 +178,10 @@ def explored(known: Known) -> Found:
     else:
         known.take_best()
     known.symmetrise()
-    return _by_curvature(known) if known.points is None else _of_points(known, known.points)
+    if known.points is None:
+        return _by_curvature(known)
+    _warn_of_unweighed(known.modes_of_points)
+    return _of_points(known, known.points)
 
 
 def _suffices(known: Known) -> bool:
@@ -182,12 +193,16 @@ def _suffices(known: Known) -> bool:
         return True
     if effort == "high" and points.warp is None:
         return False
-    return points.judged().grade > Grade.ROUGH
+    if points.judged().grade > Grade.ROUGH:
+        return True
+    if known.accepts is None or known.n_features >= MANY_FEATURES or known.modes_of_points.unweighed:
+        return False
+    known.take_best()
+    return known.points is not None and known.accepts(*_of_points(known, known.points))
 
 
-def _of_points(known: Known, points: PilotPoints) -> Found:
-    """Return the map by the mean and the covariance of a pilot."""
-    y, mean_se, map_, modes = points.x, points.mean_se, points.map(), known.modes_of_points
+def _warn_of_unweighed(modes: ModeMaps) -> None:
+    """Warn of modes whose weights are not known."""
     if modes.unweighed:
         warn_caller(
             f"The weight of the mode at {' and at '.join(listed(a.m) for a in modes.unweighed)} is unknown, and "
@@ -195,6 +210,11 @@ def _of_points(known: Known, points: PilotPoints) -> Found:
             "Fit a target with its `log_prob`, see skksivi.targets.from_log_prob.",
             ConvergenceWarning,
         )
+
+
+def _of_points(known: Known, points: PilotPoints) -> tuple[Whitening, PilotPoints]:
+    """Return the map by the mean and the covariance of a pilot."""
+    y, mean_se, map_, modes = points.x, points.mean_se, points.map(), known.modes_of_points
     x = y if points.warp is None else points.warp.unwarp(y)[0]
     if points.warp is not None:
         mean_se = (mean_se / y.std(0)).max() * x.std(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -18,7 +18,7 @@ from torch import Tensor
 from skksivi._utils.checks import warn_caller
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._marginals import fitted_marginals
-from skksivi.coordinates._whitening import LONG_CHAINS, Attempt
+from skksivi.coordinates._whitening import LONG_CHAINS, Attempt, Whitening
 from skksivi.judge import THRESHOLDS, Grade, Verdict
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble, Refine, as_they_are
@@ -80,6 +80,8 @@ class Known:
     generator : torch.Generator
     warps : bool
         Whether the coordinates may be warped.
+    accepts : callable or None
+        Judges a map and points of which no stage is sure.
     modes : ModeMaps
         Those that were found, none at first; of those that are images of each other one may stand for all.
     symmetries : tuple of Symmetry
@@ -103,6 +105,7 @@ class Known:
     settings: Pilot
     generator: torch.Generator
     warps: bool
+    accepts: Callable[[Whitening, PilotPoints], bool] | None = None
     modes: ModeMaps = NO_MODES
     symmetries: tuple[Symmetry, ...] = ()
     metric: Affine | None = None
@@ -276,7 +279,7 @@ class Newton:
             if not known.alone and (better := mode_from_prior(score, modes.maps[0], known.generator)) is not None:
                 modes = ModeMaps([better], starts.new_ones(1))
             if not known.alone and (ridge := ridge_of(score, starts, modes.maps[0], known.generator)) is not None:
-                modes = ModeMaps([ridge], starts.new_ones(1))
+                modes, known.metric = ModeMaps([ridge], starts.new_ones(1)), ridge
         else:
             modes = ModeMaps([dense_mode(score, starts[0], known.generator)], starts.new_ones(1))
         if score.is_rough:

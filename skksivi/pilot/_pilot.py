@@ -45,7 +45,7 @@ from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_WARM, surrounding, underd
 from skksivi.pilot._mixture import MOST_FEATURES, batch_and_match
 from skksivi.pilot._modes import FEW_STARTS, MAX_STARTS, ModeMaps
 from skksivi.pilot._newton import check_mode, laplace, newton_cg
-from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._stages import (
     LEAST_CALLS,
     AllModes,
@@ -64,6 +64,7 @@ from skksivi.pilot._stages import (
     check_resolved,
     run_stages,
 )
+from skksivi.pilot._symmetries import Exchange
 from skksivi.score._score import Score
 from skksivi.score._tally import DIVERGED, BudgetError
 

@@ -10,11 +10,11 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from _expensive import Counties
+from _expensive import Counties, Horseshoe
 from posteriors import Funnel, StochasticVolatility, eight_schools_centred, normal, tensor
 from torch.nn.functional import softplus
 
-from skksivi.targets import Target
+from skksivi.targets import ManyWell, Target
 
 
 def normals(n, d, generator):
@@ -282,6 +282,81 @@ def volatility(n_days):
     return target
 
 
+class Shell(Target):
+    """log p = -(|x| - 5)^2 / (2 sd^2): a sphere of modes."""
+
+    def __init__(self, n_features, sd):
+        self.n_features, self.sd = n_features, sd
+
+    def log_prob(self, x):
+        return -(x.norm(dim=1) - 5).square() / (2 * self.sd**2)
+
+    def sample(self, n, generator):
+        r = torch.linspace(1e-3, 5 + 10 * self.sd, 20_001, dtype=torch.float64)
+        log_p = (self.n_features - 1) * r.log() - (r - 5).square() / (2 * self.sd**2)
+        x = normals(n, self.n_features, generator)
+        return x / x.norm(dim=1, keepdim=True) * r[log_p.exp().multinomial(n, True, generator=generator), None]
+
+
+class Drawn(Target):
+    """A density in the plane, sampled on a grid of [-5, 5]^2."""
+
+    n_features = 2
+
+    def sample(self, n, generator):
+        t = torch.linspace(-5, 5, 2001, dtype=torch.float64)
+        x = torch.cartesian_prod(t, t)
+        x = x[self.log_prob(x).softmax(0).multinomial(n, True, generator=generator)]
+        return x + (torch.rand(x.shape, generator=generator) - 0.5) * (t[1] - t[0])
+
+
+class Product(Drawn):
+    """1 ~ N(ab, .01), a and b ~ N(0, 1)."""
+
+    def log_prob(self, x):
+        return -(x.prod(1) - 1).square() / 0.02 - x.square().sum(1) / 2
+
+
+class Spiral(Drawn):
+    """Sixty normals of deviation .25 along a spiral."""
+
+    def log_prob(self, x):
+        t = torch.linspace(0.5, 9.4, 60).to(x)
+        means = torch.stack([t * t.cos(), t * t.sin()], 1) / 2
+        return (-torch.cdist(x, means).square() / (2 * 0.25**2)).logsumexp(1)
+
+
+class LatentProcess(Target):
+    """logit P(y_i) = 2 x_i at a hundred sites, x a Gaussian process of covariance exp(-distance / .2)."""
+
+    n_features = 100
+    hmc = MappingProxyType({"n_warmup": 15, "n_rounds": 20, "n_trajectories": 6})
+
+    def __init__(self):
+        t, rng = np.linspace(0, 1, 100), np.random.RandomState(0)
+        K = np.exp(-np.abs(np.subtract.outer(t, t)) / 0.2) + 1e-6 * np.eye(100)
+        x = np.linalg.cholesky(K) @ rng.standard_normal(100)
+        self.y, self.precision = tensor(rng.uniform(size=100) < 1 / (1 + np.exp(-2 * x))), tensor(np.linalg.inv(K))
+
+    def log_prob(self, x):
+        return (self.y * 2 * x - softplus(2 * x)).sum(1) - ((x @ self.precision) * x).sum(1) / 2
+
+
+class CorrelatedStudents(Students):
+    """A multivariate t distribution of correlations .9^|i - j|."""
+
+    def __init__(self, df, n_features):
+        super().__init__(df, n_features, joint=True)
+        i = torch.arange(n_features)
+        self.L = torch.linalg.cholesky(0.9 ** (i[:, None] - i).abs().double())
+
+    def log_prob(self, x):
+        return super().log_prob(torch.linalg.solve_triangular(self.L, x.mT, upper=False).mT)
+
+    def sample(self, n, generator):
+        return super().sample(n, generator) @ self.L.mT
+
+
 DIMENSIONS = (2, 5, 20)
 SHAPES = {
     **{f"wide banana, d = {d}": lambda d=d: WideBanana(d) for d in (2, 4, 10)},
@@ -313,4 +388,19 @@ DIRECTIONS = {
 LARGE = {
     "field of 1,980 sites": large_field,
     "volatility of 1,000 days": lambda: long_volatility(1000),
+}
+#: By which the defaults and trainings from the Laplace approximation are compared.
+CATALOGUE = {
+    "ring of sd .1": lambda: Shell(2, 0.1),
+    "shell of sd .1, d = 3": lambda: Shell(3, 0.1),
+    "shell of sd .5, d = 8": lambda: Shell(8, 0.5),
+    "product": Product,
+    "spiral": Spiral,
+    "correlated t3, d = 10": lambda: CorrelatedStudents(3.0, 10),
+    "many wells, d = 32": lambda: ManyWell(32),
+    "funnel, d = 20": lambda: Funnel(20),
+    "funnel, d = 101": lambda: Funnel(101),
+    "latent process of 100 sites": LatentProcess,
+    "volatility of 100 days": lambda: volatility(100),
+    "sparse regression, 102": Horseshoe,
 }

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from _expensive import EXPENSIVE
 from _harness import VERSIONS, read, rst, save, show_tables
-from _shapes import LARGE, SHAPES
+from _shapes import CATALOGUE, LARGE, SHAPES
 from paper.public_code import BoundedDiffusion
 from posteriors import POSTERIORS, waveform_target
 from scipy.stats import norm
@@ -82,7 +82,14 @@ TARGETS = {
 }
 
 #: What makes a target, by name.
-MAKE = {**{name: posterior.make for name, posterior in POSTERIORS.items()}, **EXPENSIVE, **SHAPES, **LARGE, **TARGETS}
+MAKE = {
+    **{name: posterior.make for name, posterior in POSTERIORS.items()},
+    **EXPENSIVE,
+    **SHAPES,
+    **LARGE,
+    **CATALOGUE,
+    **TARGETS,
+}
 
 
 def mala(target, n_draws, *, n_steps=1000, seed=0):

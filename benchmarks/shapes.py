@@ -2,6 +2,7 @@
 
 python benchmarks/shapes.py [--names ...] [--seeds 3] [--jobs 2] [--out FILE.json]
 python benchmarks/shapes.py --names directions     heavy, skewed and humped along directions that are no coordinates
+python benchmarks/shapes.py --names catalogue      the defaults beside trainings from the Laplace approximation
 python benchmarks/shapes.py --show benchmarks/shapes.json --manual doc      the table of the manual
 
 Shapes are those of benchmarks/_shapes.py; "--names large" is one of 1,980 features and one of 1,003, one seed each,
@@ -23,7 +24,17 @@ import numpy as np
 import torch
 from _accuracy import along_directions, is_accurate, moments
 from _harness import command, results, rst, select, show_tables, watched
-from _shapes import DIRECTIONS, LARGE, SHAPES, Directions, Labels, Normals, Students
+from _shapes import (
+    CATALOGUE,
+    DIRECTIONS,
+    LARGE,
+    SHAPES,
+    CorrelatedStudents,
+    Directions,
+    Labels,
+    Normals,
+    Students,
+)
 from posteriors import Funnel
 from reference import reference
 from scipy import stats
@@ -31,8 +42,15 @@ from scipy import stats
 from skksivi import KSIVIApproximator
 
 N_DRAWS, N_TAILS, LEVEL = 20_000, 1_000_000, 1e-3
-ALL = {**SHAPES, **DIRECTIONS, **LARGE}
-GROUPS = {"directions": DIRECTIONS, "large": LARGE}
+ALL = {**SHAPES, **DIRECTIONS, **LARGE, **CATALOGUE}
+GROUPS = {"directions": DIRECTIONS, "large": LARGE, "catalogue": CATALOGUE}
+
+#: By method: the defaults, and trainings where no pilot has explored the target.
+SETTINGS = {
+    "defaults": {},
+    "path gradient": {"whiten": "laplace", "train": True},
+    "KSD": {"whiten": "laplace", "gradient_estimator": "u-statistic"},
+}
 
 
 def errors(q, R):
@@ -86,15 +104,22 @@ def directions(q, target):
     return {name: float(value) for name, value in found.items()} | {"accurate": bool(right)}
 
 
-JUDGES = {Directions: directions, Funnel: neck, Students: tails, Normals: weights, Labels: labels}
+JUDGES = {
+    Directions: directions,
+    Funnel: neck,
+    Students: tails,
+    CorrelatedStudents: tails,
+    Normals: weights,
+    Labels: labels,
+}
 
 
-def run(name, _, seed):
+def run(name, method, seed):
     torch.set_num_threads(1)
     target = ALL[name]()
     with watched() as costs:
-        q = KSIVIApproximator(random_state=seed).fit(target)
-    row = {**costs, "calls": q.n_score_calls_ + q.n_products_}
+        q = KSIVIApproximator(random_state=seed, **SETTINGS[method]).fit(target)
+    row = {**costs, "calls": q.n_score_calls_ + q.n_products_, "good": q.verdict_.good, "n_iter": q.n_iter_}
     judge = JUDGES.get(type(target))
     return row | (errors(q, reference(name)) if judge is None else judge(q, target))
 
@@ -134,6 +159,30 @@ def table(rows):
     return rst(("Shape", "Worst", "Accurate", "Calls", "Seconds", "Warned"), [*lines, ("all", "", total, "", "", "")])
 
 
+def compared(rows):
+    """Return the table of the catalogue, by method: the worst, the calls, and whether that is right or told."""
+    header = ["Target", "By the defaults", "Worst", "Calls"]
+    header += [f"By {method}, calls" for method in list(SETTINGS)[1:]]
+    lines = []
+    for name in dict.fromkeys(r["case"] for r in rows):
+        by_method = {method: select(rows, case=name, method=method) for method in SETTINGS}
+        own = by_method.pop("defaults")
+        calls = {m: f"{np.median([r['calls'] for r in each]):,.0f}" if each else "" for m, each in by_method.items()}
+        others = [f"{said(each)}, {calls[m]}" if each else "" for m, each in by_method.items()]
+        lines.append((name, said(own), told(own), f"{np.median([r['calls'] for r in own]):,.0f}", *others))
+    return rst(header, lines)
+
+
+def said(rows):
+    """Tell how many fits are right, how many others warn, and how many are silently wrong."""
+    counts = {
+        "right": sum(r["accurate"] for r in rows),
+        "told": sum(not r["accurate"] and not r["good"] for r in rows),
+        "silent": sum(not r["accurate"] and r["good"] for r in rows),
+    }
+    return ", ".join(f"{n} {word}" for word, n in counts.items() if n)
+
+
 def main():
     parser = command(__doc__, jobs=1)
     parser.add_argument("--names", nargs="+", choices=[*ALL, *GROUPS], default=list(SHAPES))
@@ -141,10 +190,15 @@ def main():
     names = list(GROUPS[args.names[0]]) if args.names[0] in GROUPS else args.names
     names = ["wide banana, d = 2", "labels of 2"] if args.quick and names == list(SHAPES) else names
     n_seeds = {name: 1 if args.quick or name in LARGE else args.seeds for name in names}
-    jobs = [(name, "defaults", seed) for name in names for seed in range(n_seeds[name])]
+    methods = {name: SETTINGS if name in CATALOGUE else ("defaults",) for name in names}
+    jobs = [(name, method, seed) for name in names for method in methods[name] for seed in range(n_seeds[name])]
     rows = results(args, jobs, run, n_jobs=args.jobs)["rows"]
-    parts = [[r for r in rows if (r["case"] in DIRECTIONS) == along] for along in (False, True)]
-    show_tables(args, {name: table(own) for name, own in zip(("shapes", "directions"), parts, strict=True) if own})
+    parts = {
+        name: [r for r in rows if r["case"] in group]
+        for name, group in (("shapes", {**SHAPES, **LARGE}), ("directions", DIRECTIONS), ("catalogue", CATALOGUE))
+    }
+    tables = {name: (compared if name == "catalogue" else table)(own) for name, own in parts.items() if own}
+    show_tables(args, tables)
 
 
 if __name__ == "__main__":

@@ -233,7 +233,8 @@ class Pilot(ParameterObject):
     effort : {"low", "auto", "high"}, default="auto"
         How much "auto" spends. "low": importance sampling from Gaussians at the modes or, if that is not enough, from
         short chains, with some 2,000 to 50,000 scores, whether or not it converges; any start is then good enough
-        for `train="auto"`. "auto": the same and, if it does not converge, long chains around all modes.
+        for `train="auto"`. "auto": the same and, if the fit is not good, a wider search for modes and, of 30 features
+        or more or with `train=False`, long chains around all modes; otherwise a training follows, which takes fewer.
         "high": the same but always with long chains, unless short ones converged in warped coordinates.
     budget : int, default=400_000
         About the most evaluations that are made before the training begins. With "auto" long chains take what is

@@ -399,7 +399,7 @@ class SteinTrained(Trained, Generic[F]):
         return Start(whitening, family, penalty, generator.initial_seed(), answers)
 
     def _exploration(self, n_features: int) -> Whiten:
-        """Return `whiten`, of few features without long chains where a training, which takes fewer calls, may follow."""
+        """Return `whiten`; of few features without long chains where a training may follow, which takes less."""
         chains = chains_of(self.whiten)
         if chains is None or chains.effort != "auto" or self.train != "auto" or n_features >= MANY_FEATURES:
             return self.whiten

@@ -1,6 +1,7 @@
 r"""What is learned of a target before training: a list of stages, each of which proposes points near it.
 
-A stage runs if it applies; the first whose points are good enough ends the list.
+A stage runs if it applies; the first whose points are good enough ends the list. Before the last two the judge of
+fits is asked whether the points of fewer than 30 features do all the same.
 
 ======================  ==================================  =========  ==============================================
 Stage                   When                                Calls      What it adds
@@ -20,9 +21,9 @@ long chains             nothing above was good enough       the rest   Chains ar
 
 Calls are medians of `benchmarks/ablation.py`, which shows what is lost without each stage; together they
 are at most the `budget` of a `Pilot`. There are stages up to 4,000 features. With more than 1,000 the last two do not
-run and, without points, the map is by the curvature at a mode. `Pilot(effort="low")` ends before "more trajectories",
-with shorter chains; `effort="high"` runs the last two whatever was found before, unless coordinates are warped. What
-is good enough is said in `_points`.
+run and, without points, the map is by the curvature at a mode; with fewer than 30 long chains do not run where a
+training may follow. `Pilot(effort="low")` ends before "more trajectories", with shorter chains; `effort="high"` runs
+the last two whatever was found before, unless coordinates are warped. What is good enough is said in `_points`.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def explored(known: Known) -> Found:
 
 
 def _suffices(known: Known) -> bool:
-    """Tell whether long chains would be no better."""
+    """Tell whether wider searches and long chains would be no better."""
     points, effort = known.points, known.effort
     if points is None or known.score.tally.is_spent:
         return points is not None

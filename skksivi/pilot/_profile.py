@@ -126,7 +126,7 @@ def profiled(
 
 def by_profile(given: Conditionals, generator: torch.Generator, known: Tensor | None = None) -> PilotPoints | None:
     """Return points by importance from the profile, or of the profile itself, where these do not converge, features
-    are many or the first ones are like points (n, d) that are known; None where it has no end.
+    are many or they are like points (n, d) that are known; None where it has no end.
     """
     try:
         known_by = profile(given)
@@ -150,7 +150,7 @@ def _converged(
     doubt: Callable[[Tensor], bool] | None,
 ) -> PilotPoints | None:
     """Return points by importance from a mixture that is fitted to them again and again, None if few of them count or
-    the first ones raise no doubt about what is known.
+    they raise no doubt about what is known.
 
     The mixture is not moved as a whole to the moments of the draws: a move that is short for the mass would leave the
     neck.
@@ -167,7 +167,7 @@ def _converged(
         draws, divergence = found
         drawn.append(draws.u)
         u, by = torch.cat(drawn).flatten(0, 1), plain_moments(torch.cat(drawn))
-        if i == 1 and doubt is not None and not doubt(draws.u):
+        if doubt is not None and not doubt(torch.cat(drawn)):
             return None
         if i == soon:
             start = start.of_widths((0.8, 1.8), (0.6, 0.4))

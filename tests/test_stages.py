@@ -98,7 +98,7 @@ def test_a_spike_alone_has_a_profile():
     for scale, applies in ((1e-8, True), (1e-3, False)):
         mode = Affine(at, torch.diag(torch.tensor([scale, 1.0], dtype=torch.float64)) @ eye)
         modes = ModeMaps([mode], torch.ones(1))
-        known = Known(as_score(bent_score), at[None], False, Pilot(), generator(), True, modes)
+        known = Known(as_score(bent_score), at[None], False, Pilot(), generator(), True, modes=modes)
         assert Spike().applies(known) == applies
 
 

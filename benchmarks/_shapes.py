@@ -389,7 +389,7 @@ LARGE = {
     "field of 1,980 sites": large_field,
     "volatility of 1,000 days": lambda: long_volatility(1000),
 }
-#: By which the defaults and trainings from the Laplace approximation are compared.
+#: By which the defaults and trainings are compared.
 CATALOGUE = {
     "ring of sd .1": lambda: Shell(2, 0.1),
     "shell of sd .1, d = 3": lambda: Shell(3, 0.1),

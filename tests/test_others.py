@@ -113,7 +113,7 @@ def test_wells_along_independent_directions_are_fitted_without_a_list_of_their_m
 @pytest.mark.slow
 @pytest.mark.parametrize(("d", "sd"), [(2, 0.1), (3, 0.5), (8, 0.5)])
 def test_a_ridge_of_modes_is_fitted(d, sd):
-    """A sphere of radius 5, where the curvature along it is zero; of the last the judge likes the points of chains."""
+    """A sphere of radius 5, where the curvature along it is zero; of the last the judge likes points of chains."""
     p = from_log_prob(lambda x: -(x.norm(dim=1) - 5).square() / (2 * sd**2), n_features=d)
     q = KSIVIApproximator(random_state=0).fit(p)
     X = q.sample(20_000)

@@ -139,6 +139,11 @@ def test_the_radius_of_some_directions_is_found():
     torch.testing.assert_close(map_.pull_back(score)(y), -y, rtol=0, atol=0.01)
 
 
+@pytest.mark.parametrize("d", [9, 10, 20])
+def test_the_radius_of_all_directions_is_found(d):
+    assert fitted(Students(3.0, [0.0] * d, np.eye(d), radial=True))[1].n_mapped == d
+
+
 @pytest.mark.parametrize(
     "target",
     [OfTwo(0.5), Banana(), Students([math.inf, math.inf], [0.0, 1.0], np.eye(2)), Students([0.01], [0.0], np.eye(1))],

@@ -334,6 +334,7 @@ class Profile(NamedTuple):
         with np.errstate(invalid="ignore"):  # where rounding leaves no probability
             y_of = np.where(below < above, base.ppf(below), base.isf(above))
         kept = np.isfinite(y_of) & (y_of > np.fmax.accumulate(np.r_[-np.inf, y_of[:-1]]))
+        kept[:4] = kept[-4:] = False  # of few intervals, a power of t is not summed well
         n_quantiles = 800 * finer + 1
         if kept.sum() < n_quantiles:
             return None

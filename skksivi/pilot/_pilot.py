@@ -167,7 +167,7 @@ def explored(known: Known) -> Found:
             try:
                 run_stages(QUICK, known)
             except DIVERGED:
-                known.points = None
+                known.points = known.points if known.effort == "low" else None
         suffices = _suffices(known)
         if known.modes.maps and not suffices:
             check_resolved(known)

@@ -332,18 +332,18 @@ def test_a_fit_has_the_certificate_of_its_draws():
         )  # and the bias of ratios of sums
 
 
-def test_it_takes_a_thousand_scores_and_changes_no_draw(monkeypatch):
+def test_it_takes_a_few_hundred_scores_and_changes_no_draw(monkeypatch):
     q = KSIVIApproximator(random_state=0).fit(torch.neg, n_features=2)
     (n_calls,) = (stage.n_calls for stage in q.stages_ if stage.name == "certificate")
-    assert 300 < n_calls < 1300
-    monkeypatch.setattr("skksivi.estimators._judge.weighted_draws", lambda *_: None)
+    assert 300 < n_calls < 700
+    monkeypatch.setattr("skksivi.estimators._judge.weighted_draws", lambda *_: ())
     without = KSIVIApproximator(random_state=0).fit(torch.neg, n_features=2)
     assert without.certificate_ is None
     np.testing.assert_array_equal(without.sample(5), q.sample(5))
 
 
 @pytest.mark.parametrize(
-    ("shift", "ratio", "wrong"), [(0.0, 1.0, False), (0.1, 0.95, False), (0.6, 1.0, True), (0.5, 0.9, True)]
+    ("shift", "ratio", "wrong"), [(0.0, 1.0, False), (0.04, 0.98, False), (0.6, 1.0, True), (0.5, 0.9, True)]
 )
 def test_bad_fits_are_told_by_their_certificate(shift, ratio, wrong, recwarn):
     whiten = [shift] * 2, (ratio * np.eye(2)).tolist()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from plain_targets import GaussianScore, Mixture, as_score, generator, normal, origin, triangular
 
 from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes, log_ratio
+from skksivi.coordinates._lines import by_neighbours, kronrod, lobatto, lobatto_nodes, log_ratio
 from skksivi.pilot._mixture import batch_and_match, covariance_root, matched
 from skksivi.pilot._modes import find_modes
 from skksivi.pilot._points import PilotPoints
@@ -22,10 +22,9 @@ def unit(d):
 # Line integrals
 
 
-def test_kronrods_rule_is_exact_for_polynomials_of_degree_ten_and_tells_its_gap():
+def test_kronrods_rule_is_exact_for_degree_ten_and_tells_its_gap_and_neighbours_are_for_degree_two():
     b, a, slope = normal(20, 3), normal(3, seed=1), torch.tensor([1.0, -0.5, 2.0]).double()
-    coefficients = normal(11, seed=2)
-    powers = torch.arange(1, 11).double()
+    coefficients, powers = normal(11, seed=2), torch.arange(1, 11).double()
 
     def log_prob(x):
         return ((x @ slope)[:, None] ** torch.arange(11)) @ coefficients
@@ -35,9 +34,10 @@ def test_kronrods_rule_is_exact_for_polynomials_of_degree_ten_and_tells_its_gap(
 
     ratio, gap = kronrod(score_fn, a, b)
     torch.testing.assert_close(ratio, log_prob(b) - log_prob(a[None]), rtol=1e-8, atol=1e-8)
-    near, far = lobatto_nodes(a.expand_as(b), b)
-    by_four = lobatto(score_fn(a[None]), score_fn(near), score_fn(far), score_fn(b), b - a)
+    by_four = lobatto(score_fn(a[None]), *map(score_fn, lobatto_nodes(a.expand_as(b), b)), score_fn(b), b - a)
     torch.testing.assert_close(ratio - gap, by_four)
+    x, square = normal(60, 3, seed=3), normal(60, 3, seed=3).square() @ slope
+    torch.testing.assert_close(by_neighbours(x, 2 * slope * x, square[:2]), square)
 
 
 @pytest.mark.parametrize("low", [1.0, 10.0, 100.0])

@@ -3,7 +3,7 @@ r"""Integrals of the score along lines, which are differences of log p."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -72,14 +72,18 @@ def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
     ----------
     Gander, W. and Gautschi, W. (2000). Adaptive quadrature: revisited. BIT 40(1).
     """
-    outer, inner = math.sqrt(2 / 3), 1 / math.sqrt(5)
-    nodes = a.new_tensor([1 - outer, 1 - inner, 1, 1 + inner, 1 + outer, 2])
-    points = torch.lerp(a, b, nodes[:, None, None] / 2)
-    s_a, s = score_fn(a.reshape(-1, a.shape[-1])).detach(), score_fn(points.flatten(0, 1)).detach().view(points.shape)
-    f1, f2, f3, f4, f5, f_b = (s * (b - a)).sum(-1)
-    ends = (s_a * (b - a)).sum(-1) + f_b
+    outer, inner = math.sqrt(1 / 6), math.sqrt(1 / 20)
+    ends, (f1, f2, f3, f4, f5) = _slopes(score_fn, a, b, [0.5 - outer, 0.5 - inner, 0.5, 0.5 + inner, 0.5 + outer])
     ratio = (77 * ends + 432 * (f1 + f5) + 625 * (f2 + f4) + 672 * f3) / 2940
     return ratio, ratio - (ends + 5 * (f2 + f4)) / 12
+
+
+def _slopes(score_fn: ScoreFunction, a: Tensor, b: Tensor, nodes: Sequence[float]) -> tuple[Tensor, Sequence[Tensor]]:
+    """Return the sums of the slopes at both ends of lines, and the slopes at inner nodes on [0, 1], each (n,)."""
+    points = torch.lerp(a.expand_as(b), b, b.new_tensor([*nodes, 1.0])[:, None, None])
+    s_a, s = score_fn(a.reshape(-1, a.shape[-1])).detach(), score_fn(points.flatten(0, 1)).detach().view(points.shape)
+    *inner, f_b = (s * (b - a)).sum(-1)
+    return (s_a * (b - a)).sum(-1) + f_b, inner
 
 
 def simpson(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,17 +92,34 @@ def simpson(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
     The gap is the difference from the rule of the two ends, exact where log p is quadratic. Of a single power of the
     distance, up to the sixth, it is 15 times the error or more.
     """
-    points = torch.stack([torch.lerp(a.expand_as(b), b, 0.5), b])
-    s_a, s = score_fn(a.reshape(-1, a.shape[-1])).detach(), score_fn(points.flatten(0, 1)).detach().view(points.shape)
-    f_1, f_b = (s * (b - a)).sum(-1)
-    ends = (s_a * (b - a)).sum(-1) + f_b
-    ratio = (ends + 4 * f_1) / 6
+    ends, (f,) = _slopes(score_fn, a, b, [0.5])
+    ratio = (ends + 4 * f) / 6
     return ratio, ratio - ends / 2
 
 
-def in_panels(score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Integrate the score along lines by Kronrod's rule in panels, the first as long as the inner part of a target,
-    each other four times: one panel would pass over that where a line leads far out.
+#: Integrates a score from a (d,) or (n, d) to b (n, d), and tells how far another rule is off.
+Rule = Callable[[ScoreFunction, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def by_few_points(score_fn: ScoreFunction, a: Tensor, b: Tensor, rules: Sequence[tuple[Rule, float]]) -> Tensor:
+    """Integrate the score along lines from a (d,) to b (n, d) by the first of some rules whose gap is within a limit,
+    in nats, else as `log_ratio`.
+    """
+    ratio, rough = torch.empty_like(b[:, 0]), torch.arange(len(b), device=b.device)
+    for rule, most in rules:
+        ratio[rough], gap = rule(score_fn, a, b[rough])
+        rough = rough[~(gap.abs() < most)]
+        if not len(rough):
+            return ratio
+    ratio[rough] = log_ratio(score_fn, a, b[rough])
+    return ratio
+
+
+def in_panels(
+    score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor, rule: Rule = kronrod
+) -> tuple[Tensor, Tensor]:
+    """Integrate the score along lines by a rule in panels, the first as long as the inner part of a target, each
+    other four times: one panel would pass over that where a line leads far out.
 
     Parameters
     ----------
@@ -107,23 +128,45 @@ def in_panels(score_fn: ScoreFunction, a: Tensor, b: Tensor, lengths: Tensor) ->
     b : Tensor of shape (n, d)
     lengths : Tensor of shape (n,)
         Of the lines, in units of the inner part.
+    rule : callable, default=kronrod
 
     Returns
     -------
     log_ratio, gap : Tensor of shape (n,)
-        As by `kronrod`, the gaps added up.
+        As by the rule, the gaps added up.
     """
     ends = torch.lerp(a, b, (1 / lengths.clamp_min(1))[:, None])
-    ratio, gap = kronrod(score_fn, a, ends)
+    ratio, gap = rule(score_fn, a, ends)
     gap, reached = gap.abs(), torch.ones_like(lengths)
     while (rows := (lengths > reached).nonzero()[:, 0]).numel():
         reached[rows] *= 4
         further = torch.lerp(a, b[rows], (reached[rows] / lengths[rows]).clamp_max(1)[:, None])
-        more, its_gap = kronrod(score_fn, ends[rows], further)
+        more, its_gap = rule(score_fn, ends[rows], further)
         ratio[rows] += more
         gap[rows] += its_gap.abs()
         ends[rows] = further
     return ratio, gap
+
+
+def by_neighbours(x: Tensor, f: Tensor, known: Tensor) -> Tensor:
+    r"""Return the values g (n,) of a function at points x (n, d) whose gradients there are f (n, d), given those at
+    the first of them, known (k,).
+
+    They minimise, over the pairs of each point and its nearest ones or one of the first,
+
+    .. math:: \sum_{i, j} \|x_j - x_i\|^{-6} \left(g_j - g_i - \tfrac12 (f_i + f_j)^\top (x_j - x_i)\right)^2,
+
+    as the error of the rule of the two ends grows with the third power of their distance.
+    """
+    k, distances = len(known), torch.cdist(x, x).fill_diagonal_(math.inf)
+    near = distances.topk(min(24, len(x) - 1), largest=False).indices
+    j = torch.cat([torch.arange(k, device=x.device).expand(len(x), k), near], 1)
+    near = distances.gather(1, j)
+    precisions = near.clamp_min(1e-3 * near.median()) ** -6
+    differences = ((f[:, None] + f[j]) * (x[j] - x[:, None])).sum(2) / 2
+    A, b = (torch.zeros_like(distances).scatter_(1, j, each) for each in (precisions, precisions * differences))
+    A, b = (A + A.mT).sum(1).diag() - A - A.mT, (b.mT - b).sum(1)
+    return torch.cat([known, torch.linalg.solve_ex(A[k:, k:], b[k:] - A[k:, :k] @ known).result])
 
 
 def _lobatto(n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -139,14 +139,14 @@ class Marginals(Curved):
 
     def unwarp(self, y: Tensor) -> tuple[Tensor, Tensor]:
         own, rest = y.tensor_split([self.n_mapped], dim=1)
-        r = _radius(own) if self.is_radial else own
+        r = _radius(own).clamp_min(self.quantiles.low) if self.is_radial else own
         z, slope = self.quantiles.at(r)
         x = self.map.unwhiten(torch.cat([z / r * own if self.is_radial else z, rest], 1) @ self.V.mT)
         return x, self._log_scale(r, z, slope)
 
     def warp(self, x: Tensor) -> tuple[Tensor, Tensor]:
         own, rest = (self.map.whiten(x) @ self.V).tensor_split([self.n_mapped], dim=1)
-        z = _radius(own) if self.is_radial else own
+        z = _radius(own).clamp_min(self.quantiles.values[0, 0]) if self.is_radial else own
         r = self.quantiles.solve(z)
         y = torch.cat([r / z * own if self.is_radial else r, rest], 1)
         return y, self._log_scale(r, z, self.quantiles.at(r)[1])
@@ -338,9 +338,12 @@ class Profile(NamedTuple):
         n_quantiles = 800 * finer + 1
         if kept.sum() < n_quantiles:
             return None
-        curve = PchipInterpolator(y_of[kept], t[1:-1][kept])  # which increases, whatever the kinks
+        y_of, t = y_of[kept], t[1:-1][kept]
+        if base.support()[0] == 0:  # both radii are zero at once; sums are rough up to the next node
+            y_of, t = np.r_[0.0, y_of[20 * finer :]], np.r_[0.0, t[20 * finer :]]
+        curve = PchipInterpolator(y_of, t)  # which increases, whatever the kinks
         y = np.linspace(*_nodes(base), n_quantiles)
-        inside = y.clip(y_of[kept][0], y_of[kept][-1])
+        inside = y.clip(y_of[0], y_of[-1])
         slope = curve.derivative()(inside)
         value = curve(inside) + (y - inside) * slope
         return self.unit * np.stack([value, slope]) if (np.diff(value) > 0).all() and (slope > 0).all() else None

@@ -73,18 +73,17 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
         return Judged(verdict, None)
     # else the density costs little beside the training
     costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < 1_000_000
-    spent = before = score.tally.total
+    spent = score.tally.total
     V = None if costly else _suspects(sampler, score, seed)
-    has_fault = score.tally.fault is not None  # such as noise, which more draws do not lower
-    for times in () if costly else (1,) if has_fault else (1, 4, 16):  # more draws where fewer leave a doubt
-        most_spent = spent if sample is not None and _is_doubtful(verdict, sample) else spent / 10
-        if times == 16 and 4 * (score.tally.total - before) > most_spent:
-            break
-        before = score.tally.total
-        if (more := weighted_draws(sampler, score.double, seed ^ 1, times)) is None:
-            break
-        sample, verdict = more, of_weights(more, score, sampler.whitening, V)
-        if not _is_open(verdict, sample):
+    before, has_fault = score.tally.total, score.tally.fault is not None  # such as noise, which no draws lower
+    # more draws where fewer leave a doubt, up to 4,096
+    times = () if costly else (1,) if has_fault else (1, 2, 4, 8, 16, 32)[: 5 + (score.log_prob is None)]
+    for n, sample in zip(times, weighted_draws(sampler, score.double, seed ^ 1, times), strict=False):
+        verdict = of_weights(sample, score, sampler.whitening, V)
+        most_spent = spent if _is_doubtful(verdict, sample) else spent / 10
+        is_spent = n >= 4 and score.tally.total - before > most_spent
+        has_many = sampler.n_features >= MANY_FEATURES  # which more draws hardly help
+        if not _is_open(verdict, sample) or is_spent or (n == 16 and (verdict.good or has_many)):
             break
     # of the many numbers of many features some seem wrong by chance, which chains that know them tell
     by_chains = sampler.n_features >= MANY_FEATURES and sampler.whitening.mean_se is not None
@@ -107,21 +106,25 @@ def _is_open(verdict: Verdict, sample: ImportanceSample) -> bool:
 
 
 def _is_doubtful(verdict: Verdict, sample: ImportanceSample) -> bool:
-    """Tell whether a verdict is good although a mean or an sd seems to be off by more than its limit, or rough only
-    since the numbers are not known well enough.
+    """Tell whether a verdict is good although a mean or an sd seems to be off by more than its limit, wrong by a
+    little, or rough only since the numbers are not known well enough.
     """
     if verdict.good:
         return verdict.errors is not None and verdict.errors.of_moments > 1
+    if verdict.grade == Grade.WRONG and verdict.errors is not None:  # a training takes more than draws that tell
+        return sample.X.shape[1] < MANY_FEATURES and verdict.errors.worst(THRESHOLDS.n_se).excess < 2
     return verdict.grade == Grade.ROUGH and sample.trusted
 
 
 @torch.no_grad()
 def surely_good(sampler: Sampler, score: Score, seed: int) -> bool:
     """Tell whether some weighted draws find no error near its limit, and know all within theirs."""
-    if not isinstance(sampler, Layer) or (sample := weighted_draws(sampler, score.double, seed ^ 1)) is None:
+    if not isinstance(sampler, Layer):
         return False
-    verdict = of_weights(sample, score, sampler.whitening, _suspects(sampler, score, seed))
-    return verdict.good and not _is_open(verdict, sample)
+    for sample in weighted_draws(sampler, score.double, seed ^ 1):
+        verdict = of_weights(sample, score, sampler.whitening, _suspects(sampler, score, seed))
+        return verdict.good and not _is_open(verdict, sample)
+    return False
 
 
 def _suspects(sampler: Layer | Layers, score: Score, seed: int) -> Tensor | None:

@@ -107,7 +107,7 @@ def weighted_mixture(
         if sample.share * len(sample.weights) < sample.X.shape[1] + 2:
             break
         mixture = em_step(mixture, sample) if i else mixture
-        found = weighted_draws(MixtureSampler(mixture.draws()), score, i, 4, whitening)
+        found = next(weighted_draws(MixtureSampler(mixture.draws()), score, i, (4,), whitening), None)
         if found is None or (best is not None and found.share < best[0].share):
             break
         sample, best = found, (found, mixture)

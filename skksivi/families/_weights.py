@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from skksivi._utils.arrays import as_array
 from skksivi._utils.monte_carlo import most_trusted, pareto_smoothed, standard_error
 from skksivi._utils.tables import html_table
-from skksivi.coordinates._lines import in_panels, log_ratio
+from skksivi.coordinates._lines import Rule, in_panels, kronrod, log_ratio, simpson
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._density import N_DRAWS, LogDensity
 from skksivi.families._derived import DefensiveMixture, asks_for_score, knows_density, sampler_density
@@ -40,7 +41,8 @@ N_FREE, MAX_FREE = 20_000, 2**22
 #: Draws of a cheap certificate, and those where log p is an integral of the score by seven points.
 N_CHEAP, N_INTEGRATED = 256, 128
 
-#: The error of an integral by four points that will do for a verdict, in nats; by seven it is a tenth of it or less.
+#: The difference of rules of four and seven points that will do for a verdict, in nats; of the latter the error is a
+#: tenth of it or less.
 MOST_GAP = 0.5
 
 
@@ -128,7 +130,7 @@ class ImportanceSample:
     Attributes
     ----------
     X : ndarray of shape (n, n_features)
-        The first half are draws of the fit; the others are of Gaussians wider than it, in all directions or along a
+        Half are draws of the fit; the others are of Gaussians wider than it, in all directions or along a
         coordinate, which look where it does not draw.
     log_ratios : ndarray of shape (n,)
         log p - log q, in nats.
@@ -305,23 +307,17 @@ def importance_weights(
     ValueError
         The target has no density at nearly all of them.
     """
-    origin = origin_of(score)
-    mixture, x, n_own = defended(sampler, x, seed, share)
-    of_sampler = sampler_density(sampler).log_density(x)
-    log_p = None
+    origin, n_own, log_p = origin_of(score), round(share * len(x)), None
+    generator = torch.Generator(x.device).manual_seed(seed ^ 2)  # others than those of x
+    mixture = DefensiveMixture.of(sampler, generator, n_own / len(x))
+    x = torch.cat([x[:n_own], mixture.wide(len(x) - n_own, generator)])
+    of_sampler, of_fit = sampler_density(sampler).log_density(x), torch.arange(len(x), device=x.device) < n_own
     if origin is not None and isinstance(whitening := sampler.attributes().get("whitening_"), Whitening):
-        log_p = _by_lines(score, whitening, x, mixture.mixed(of_sampler, x).value, MOST_GAP / 10, origin.m)
+        log_p = by_lines_from_modes(score, whitening, MOST_GAP / 10, origin.m)(x, mixture.mixed(of_sampler, x).value)
     if log_p is None:
         log_p = log_density(score, origin, x)
     reference = None if origin is None else as_array(origin.m)
-    return weigh(mixture, x, n_own, log_p, of_sampler, free_draws(sampler, x[:n_own], seed), reference)
-
-
-def defended(sampler: Sampler, x: Tensor, seed: int, share: float) -> tuple[DefensiveMixture, Tensor, int]:
-    """Return the defensive mixture around a sampler, draws x (n, d) of it, and how many are the sampler's."""
-    generator, n_own = torch.Generator(x.device).manual_seed(seed ^ 2), round(share * len(x))  # others than x
-    mixture = DefensiveMixture.of(sampler, generator, n_own / len(x))
-    return mixture, torch.cat([x[:n_own], mixture.wide(len(x) - n_own, generator)]), n_own
+    return weigh(mixture, x, of_fit, log_p, of_sampler, free_draws(sampler, x[:n_own], seed), reference)
 
 
 def free_draws(sampler: Sampler, x: Tensor, seed: int) -> Tensor:
@@ -335,22 +331,21 @@ def free_draws(sampler: Sampler, x: Tensor, seed: int) -> Tensor:
 def weigh(
     mixture: DefensiveMixture,
     x: Tensor,
-    n_own: int,
+    of_fit: Tensor,
     log_p: Tensor,
     of_sampler: LogDensity,
     draws: Tensor,
     reference: np.ndarray | None = None,
 ) -> ImportanceSample:
-    """Return draws x (n, d) of a mixture, the first of its sampler, with their weights, but those where log p (n,) is
-    NaN.
+    """Return draws x (n, d) of a mixture, some of its sampler, with their weights, but those where log p (n,) is NaN.
 
     Raises
     ------
     ValueError
         The target has no density at nearly all draws of the sampler.
     """
-    of_fit = torch.arange(len(x), device=x.device) < n_own
-    kept, least = ~(log_p.isnan() | log_p.isposinf()), LEAST_DRAWS * n_own / len(x)
+    kept, n_own = ~(log_p.isnan() | log_p.isposinf()), int(of_fit.sum())
+    least = LEAST_DRAWS * n_own / len(x)
     if (n_inside := int((log_p.isfinite() & of_fit).sum())) < min(least, n_own):
         raise ValueError(f"`target` has a finite log-density at {n_inside} of {n_own} draws; {least:.0f} are needed.")
     left_out = float((of_fit & ~kept).sum() / of_fit.sum())
@@ -393,97 +388,119 @@ def _log_mean(r: np.ndarray, v: np.ndarray, n: int) -> tuple[float, float]:
 
 @torch.no_grad()
 def weighted_draws(
-    sampler: Sampler, score: Score, seed: int, times: int = 1, whitening: Whitening | None = None
-) -> ImportanceSample | None:
-    """Return some weighted draws, for about 1,000 values of the score, or `times` as many.
+    sampler: Sampler, score: Score, seed: int, times: Sequence[int] = (1,), whitening: Whitening | None = None
+) -> Iterator[ImportanceSample]:
+    """Yield some weighted draws, for a few hundred values of the score, or `times` as many, all before among them.
 
     Of a sampler that has no coordinates these are given.
 
-    None if the sampler has no density or more than 1,000 features, if log p cannot be found that cheaply, or if the
-    fit has mass where the target has none. The density of a hierarchy also evaluates the score, at 20,000 points per
-    layer.
+    Nothing if the sampler has no density or more than 1,000 features, if log p cannot be found that cheaply, or if
+    the fit has mass where the target has none. The density of a hierarchy also evaluates the score, at 20,000 points
+    per layer.
     """
     if not knows_density(sampler) or sampler.n_features > MAX_FEATURES:
-        return None
-    generator = torch.Generator(score.device).manual_seed(seed)
+        return
+    log_q = sampler.log_density
+    if isinstance(sampler, Layer | Layers):
+        log_q, whitening = partial(sampler.log_density, most=N_DRAWS), sampler.whitening
+    generator, of_wide = (torch.Generator(score.device).manual_seed(each) for each in (seed, seed ^ 2))
+    parts, n_before = list[tuple[Tensor, ...]](), 0
     try:
-        n = times * (N_INTEGRATED if score.log_prob is None else N_CHEAP)
-        mixture, x, n_own = defended(sampler, sampler.sample(n, generator), seed, SHARE)
-        if isinstance(sampler, Layer | Layers):
-            of_sampler, whitening = sampler.log_density(x, N_DRAWS), sampler.whitening
-        else:
-            of_sampler = sampler.log_density(x)
-        log_m = mixture.mixed(of_sampler, x).value
-        if score.log_prob is not None:
-            log_p = score.log_prob(x)
-        elif whitening is None or (integrals := _by_lines(score, whitening, x, log_m, MOST_GAP)) is None:
-            return None
-        else:
-            log_p = integrals
-        outside = torch.arange(n, device=x.device) >= n_own
-        log_p = log_p.where(~(outside & log_p.isnan()), -math.inf)  # the numbers of p may overflow far out
-        return weigh(mixture, x, n_own, log_p, of_sampler, free_draws(sampler, x[:n_own], seed))
+        mixture = DefensiveMixture.of(sampler, of_wide, SHARE)
+        lines = (
+            by_lines_from_modes(score, whitening, MOST_GAP)
+            if score.log_prob is None and whitening is not None
+            else None
+        )
+        for n in (each * (N_INTEGRATED if score.log_prob is None else N_CHEAP) for each in times):
+            own = sampler.sample(n - n_before, generator)[: round(SHARE * (n - n_before))]
+            x, n_before = torch.cat([own, mixture.wide(n - n_before - len(own), of_wide)]), n
+            of_fit = torch.arange(len(x), device=x.device) < len(own)
+            of_sampler, log_p = log_q(x), None if score.log_prob is None else score.log_prob(x)
+            if lines is not None:
+                log_p = lines(x, mixture.mixed(of_sampler, x).value)
+            if log_p is None:
+                return
+            log_p = log_p.where(of_fit | ~log_p.isnan(), -math.inf)  # the numbers of p may overflow far out
+            parts.append((x, of_fit, log_p, *of_sampler))
+            x, of_fit, log_p, *of_both = (torch.cat(each) for each in zip(*parts, strict=True))
+            yield weigh(mixture, x, of_fit, log_p, LogDensity(*of_both), free_draws(sampler, x[of_fit], seed))
     except ConnectionError:  # without its worker or its data no call of the score succeeds
         raise
     except Exception:  # a fit is not to fail by this, whatever its score may raise
-        return None
+        return
 
 
-def _by_lines(
-    score: Score, whitening: Whitening, x: Tensor, log_m: Tensor, most_gap: float, reference: Tensor | None = None
-) -> Tensor | None:
-    """Return log p (n,) at points x (n, d) by integrals of the score from the nearest mode, given the log-density
-    that has drawn them; None where too many that matter cannot be integrated by a few points.
+def by_lines_from_modes(
+    score: Score, whitening: Whitening, most_gap: float, reference: Tensor | None = None
+) -> Callable[[Tensor, Tensor], Tensor | None]:
+    """Return a function that integrates the score from the nearest mode to points, given the log-density that has
+    drawn them, and returns log p (n,); None where too many that matter cannot be integrated by a few points.
 
     Lines are straight in coordinates where the target nearly is a standard normal distribution, whose score is taken
     off, but for those that need many points: where two rules differ by more than the most gap, in nats. p is one at
     the reference (d,), or at the first mode.
     """
-    warp, y, log_scale = whitening.warp, x, torch.zeros_like(log_m)
-    centres, score_u = torch.as_tensor(whitening.modes).to(x), whitening.pull_back(score)
+    map_, warp, score_u = whitening.map, whitening.warp, whitening.pull_back(score)
+    centres = torch.as_tensor(whitening.modes).to(map_.m)
     if warp is not None or len(centres) < 2:
-        centres = whitening.map.m[None]
-    origins = centres
-    if warp is not None:
-        (y, log_scale), (origins, at_origin) = warp.warp(x), warp.unwarp(centres)
-        log_scale = log_scale - at_origin
-    heights = x.new_zeros(len(centres))
+        centres = map_.m[None]
+    origins, at_origins = (centres, 0.0) if warp is None else warp.unwarp(centres)
+    heights, at_centres = centres.new_zeros(len(centres)), map_.whiten(centres)
     if reference is not None:
         heights = log_ratio(score, reference, origins)  # NaN beyond a deep valley
     elif len(centres) > 1:
         heights[1:] = log_ratio(score, origins[0], origins[1:])
-    u, at_centres = whitening.map.whiten(y), whitening.map.whiten(centres)
-    nearest = torch.cdist(u, at_centres).nan_to_num(math.inf).argmin(1)
-    known = heights[nearest] - log_scale
-    integral, gap = _by_few_points(score_u, at_centres, u, nearest, known - log_m, most_gap)
-    log_p = known + integral
-    rough = _matters(integral, known - log_m, gap, most_gap)
-    if not (gap < most_gap).any():
-        return None
-    most_calls = score.tally.total + 50 * len(x)  # the points of all lines that need many
-    for some in rough.nonzero()[:, 0].split(8):
-        if score.tally.total > most_calls or score.tally.fault is not None:  # integrals of noise have no end
+
+    def log_prob(x: Tensor, log_m: Tensor) -> Tensor | None:
+        y, log_scale = (x, 0.0) if warp is None else warp.warp(x)
+        u = map_.whiten(y)
+        nearest = torch.cdist(u, at_centres).nan_to_num(math.inf).argmin(1)
+        known = heights[nearest] - (log_scale - at_origins)
+        integral, gap = _by_few_points(score_u, at_centres, u, nearest, known - log_m, most_gap)
+        log_p, rough = known + integral, _matters(integral, known - log_m, gap, most_gap)
+        if not (gap < most_gap).any():
             return None
-        for k, rows in _groups(nearest, some):
-            log_p[rows] = heights[k] + log_ratio(score, origins[k], x[rows])
-    return log_p
+        most_calls = score.tally.total + 50 * len(x)  # the points of all lines that need many
+        for some in rough.nonzero()[:, 0].split(8):
+            if score.tally.total > most_calls or score.tally.fault is not None:  # integrals of noise have no end
+                return None
+            for k, rows in _groups(nearest, some):
+                log_p[rows] = heights[k] + log_ratio(score, origins[k], x[rows])
+        return log_p
+
+    return log_prob
 
 
 def _by_few_points(
     score_u: ScoreFunction, a: Tensor, u: Tensor, nearest: Tensor, others: Tensor, most_gap: float
 ) -> tuple[Tensor, Tensor]:
     """Return integrals (n,) of a score to points u (n, d) from the nearest of others, a (k, d), and their gaps: by
-    panels, more where their gap exceeds the most, given the others that are in the log-weights.
+    panels, with a better rule and more of them where their gap exceeds the most, given the others that are in the
+    log-weights.
+
+    Simpson's rule, with a gap up to twice the most, will do where it agrees with Kronrod's along some lines.
     """
     lengths = (u - a[nearest]).norm(dim=1) / (math.sqrt(u.shape[1]) + 3)
     lengths = lengths.nan_to_num(1.0, posinf=1.0).clamp_max(1e6)
     of_normal = (a.square().sum(1)[nearest] - u.square().sum(1)) / 2
     integral, gap = torch.zeros_like(lengths), torch.full_like(lengths, math.inf)
-    for n in (1, 4):  # parts of the first panel
-        rough = _matters(integral, others, gap, most_gap).nonzero()[:, 0]
-        for k, rows in _groups(nearest, rough):
-            ratio, gap[rows] = in_panels(lambda u: score_u(u) + u, a[k], u[rows], n * lengths[rows])
-            integral[rows] = of_normal[rows] + ratio
+
+    def integrate(rows: Tensor, rule: Rule, n: int) -> Tensor:  # parts of the first panel
+        before = integral[rows]
+        for k, some in _groups(nearest, rows):
+            ratio, gap[some] = in_panels(lambda u: score_u(u) + u, a[k], u[some], n * lengths[some], rule)
+            integral[some] = of_normal[some] + ratio
+        return (integral[rows] - before).abs()
+
+    if most_gap >= MOST_GAP:
+        integrate(torch.arange(len(u), device=u.device), simpson, 1)
+        gap /= 2
+        sure = (gap < most_gap).nonzero()[:, 0]
+        if (integrate(sure[:16], kronrod, 1) > 0.1).any():  # nats
+            integrate(sure[16:], kronrod, 1)
+    for n in (1, 4):
+        integrate(_matters(integral, others, gap, most_gap).nonzero()[:, 0], kronrod, n)
     return integral, gap
 
 
@@ -503,5 +520,5 @@ def _matters(integral: Tensor, others: Tensor, gap: Tensor, most: float) -> Tens
 
 def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int) -> Certificate | None:
     """Return the certificate of some weighted draws, None where there is none."""
-    found = weighted_draws(sampler, score, seed)
+    found = next(weighted_draws(sampler, score, seed), None)
     return None if found is None else found.finite_certificate()

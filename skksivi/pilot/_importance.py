@@ -14,7 +14,7 @@ from torch import Tensor
 from skksivi._utils.arrays import as_array, as_tensor
 from skksivi._utils.monte_carlo import controlled, pareto_smoothed, second_order, stein_features, systematic_rows
 from skksivi.coordinates._affine import Affine, standard_normal
-from skksivi.coordinates._lines import checked_density, kronrod, lobatto, lobatto_nodes
+from skksivi.coordinates._lines import by_neighbours, checked_density, kronrod, lobatto, lobatto_nodes
 from skksivi.judge import THRESHOLDS, Grade, Verdict
 from skksivi.mixing import GaussianMixtureDraws, log_student
 from skksivi.pilot._faults import look_for_jump
@@ -31,7 +31,7 @@ N_DRAWS, LEAST_POINTS = 512, 2000
 DF, WIDER = 2, 0.25
 
 
-#: The error of a rule along a line, in nats, above which that has more nodes.
+#: The error of a rule along a line, or of differences of neighbours, in nats, above which there are more nodes.
 MAX_ERROR = 0.1
 
 
@@ -267,11 +267,12 @@ def resampled(
     n = parts * math.ceil(max(plan.n_draws, 10 * d) / parts)
     q, wide = mixture.draws(), HeavyTailed.wider(plan.stretched(mixture).draws())
     u = wide.sample(n, generator)
+    own = q.log_density(u) - wide.log_density(u)
     if score_u.log_prob is None:
-        s, ratios = along_lines(score_u, q, plan.heights or _of_centre(mixture), u)
+        s, ratios = along_lines(score_u, q, plan.heights or _of_centre(mixture), u, own)
     else:
         s, ratios = None, score_u.log_prob(u).detach() - q.log_density(u)
-    own, inside = q.log_density(u) - wide.log_density(u), ratios.isfinite()
+    inside = ratios.isfinite()
     if own.softmax(0)[~inside].sum() > 1e-4:  # of the mass of the mixture
         return None
     u, s = u[inside], None if s is None else s[inside]
@@ -346,41 +347,42 @@ def _of_centre(mixture: Components) -> Heights:
 
 
 def along_lines(
-    score_u: DifferentiableScore, q: GaussianMixtureDraws, known: Heights, u: Tensor
+    score_u: DifferentiableScore, q: GaussianMixtureDraws, known: Heights, u: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
     r"""Return the score at u (n, d), and :math:`\log p(u) / q(u)` up to a constant, by the score alone.
 
     It is the integral of :math:`s_p - s_q` from the nearest point where log p is known, smooth where they are alike:
-    by the ends where Simpson's rule agrees along some lines, else by Lobatto's rule and, where that is wrong for
-    :math:`s_q`, whose integral is known, by Kronrod's.
+    from one of u to the next, if that agrees along some lines with Lobatto's rule, or by that and, where it is wrong
+    for :math:`s_q`, whose integral is known, by Kronrod's. The weights of u are by the ratio and others, own (n,).
     """
-    origins, nearest = known.mixture.means, known.nearest(u)
-    k, start, log_q = len(origins), origins[nearest], q.log_density(origins)
-    at_origins = known.log_p - log_q
-    shift = (at_origins - at_origins[0])[nearest]
-
-    def away(x: Tensor) -> Tensor:
-        return score_u(x).detach() - q.score(x)
-
+    origins, nearest, k = known.mixture.means, known.nearest(u), len(known.log_p)
     x = torch.cat([origins, u])
-    s, s_q = score_u(x).detach(), q.score(x)
-    f = s - s_q
-    by_ends = ((f[:k][nearest] + f[k:]) * (u - start)).sum(1) / 2
-    by_middle = (away(torch.lerp(start[:32], u[:32], 0.5)) * (u - start)[:32]).sum(1)
-    if (2 / 3 * (by_middle - by_ends[:32]).abs() < MAX_ERROR).all():  # Simpson's rule less the ends'
-        return s[k:], by_ends + shift
-    inner = torch.cat(lobatto_nodes(start, u))
-    s_inner, s_q_inner = score_u(inner).detach(), q.score(inner)
+    s, s_q, log_q = score_u(x).detach(), q.score(x), q.log_density(x)
+    f, at_origins = s - s_q, known.log_p - log_q[:k]
 
-    def integral(s: Tensor, inner: Tensor) -> Tensor:
-        s_1, s_2 = inner.chunk(2)
-        return lobatto(s[nearest], s_1, s_2, s[k:], u - start)
+    def by_rules(rows: slice) -> Tensor:
+        a, end, start = nearest[rows], u[rows], origins[nearest[rows]]
+        inner = torch.cat(lobatto_nodes(start, end))
+        inner_q = q.score(inner)
+        (p_1, p_2), (q_1, q_2) = (score_u(inner).detach() - inner_q).chunk(2), inner_q.chunk(2)
+        ratio = lobatto(f[:k][a], p_1, p_2, f[k:][rows], end - start)
+        of_q = lobatto(s_q[:k][a], q_1, q_2, s_q[k:][rows], end - start)
+        is_wrong = (of_q - log_q[k:][rows] + log_q[a]).abs() > MAX_ERROR
+        if is_wrong.any():
+            ratio[is_wrong] = kronrod(lambda x: score_u(x) - q.score(x), start[is_wrong], end[is_wrong])[0]
+        return ratio + at_origins[a]
 
-    ratio = integral(f, s_inner - s_q_inner)
-    rows = (integral(s_q, s_q_inner) - q.log_density(u) + log_q[nearest]).abs() > MAX_ERROR
-    if rows.any():
-        ratio[rows] = kronrod(away, start[rows], u[rows])[0]
-    return s[k:], ratio + shift
+    some, ratio, finite = by_rules(slice(32)), torch.full_like(own, torch.nan), f.isfinite().all(1)
+    finite[:k] = True
+    if len(x) < 1500:  # else the equations take longer than scores
+        C = (q.weights[:, None, None] * q.factors @ q.factors.mT).sum(0)
+        within = Affine(origins[0], torch.linalg.cholesky(C))
+        near = by_neighbours(within.whiten(x[finite]), f[finite].nan_to_num(0, 0, 0) @ within.L, at_origins)
+        ratio[finite[k:]] = near[k:]
+    w = (some + own[:32]).nan_to_num(-torch.inf, -torch.inf).softmax(0)
+    w, error = w[w > 0], (ratio[:32] - some)[w > 0]
+    is_near = len(w) > 0 and bool(w @ (error - w @ error).square() < MAX_ERROR**2)
+    return s[k:], ratio if is_near else torch.cat([some, by_rules(slice(32, None))])
 
 
 def target_moments(draws: BatchedDraws) -> TargetMoments:

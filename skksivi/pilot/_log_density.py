@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._lines import checked_density, kronrod, log_ratio, simpson
+from skksivi.coordinates._lines import by_few_points, checked_density, kronrod, log_ratio, simpson
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._importance import HeavyTailed
 from skksivi.pilot._mixture import gaussian_of
@@ -121,14 +121,7 @@ def by_lines(
         value = heights[cell]
         for k in cell.unique().tolist():
             rows, centre = (cell == k).nonzero()[:, 0], cells.maps[k].m
-            ratio, gap = simpson(score_fn, centre, x[rows])
-            rough = ~(gap.abs() < 0.5)  # nats, of which the error is a small part
-            if rough.any():
-                ratio[rough], gap[rough] = kronrod(score_fn, centre, x[rows[rough]])
-                rough &= ~(gap.abs() < 0.05)
-            if rough.any():
-                ratio[rough] = log_ratio(score_fn, centre, x[rows[rough]])
-            value[rows] += ratio
+            value[rows] += by_few_points(score_fn, centre, x[rows], ((simpson, 0.5), (kronrod, 0.05)))
         for k, a in enumerate(cells.maps if unweighed else ()):
             rows = value.isnan().nonzero()[:, 0]
             value[rows] = heights[k] + log_ratio(score_fn, a.m, x[rows])

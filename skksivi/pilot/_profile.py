@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, Plane, WhitenedScore
-from skksivi.coordinates._lines import log_ratio
+from skksivi.coordinates._lines import by_few_points, kronrod
 from skksivi.judge import THRESHOLDS
 from skksivi.pilot._importance import PLAIN, Heights, pilot_of_mixture, pilot_with, plain_moments, resampled
 from skksivi.pilot._mixture import Components, gaussian_of
@@ -90,7 +90,10 @@ class Conditionals(NamedTuple):
         u, height = self.A @ c + self.Q @ maps[0].m, 0.0
         if last is not None:
             score_u, ends = self.metric.pull_back(self.score_x), torch.stack([last.u, u])
-            gain = log_ratio(score_u, *ends) if score_u.log_prob is None else score_u.log_prob(ends).diff()
+            if score_u.log_prob is None:
+                gain = by_few_points(score_u, last.u, u[None], [(kronrod, 0.01)])
+            else:
+                gain = score_u.log_prob(ends).diff()
             height = last.height + gain.item()
         if not math.isfinite(height):
             return None

@@ -275,12 +275,12 @@ def _of_chains(x: Tensor, whitening: Whitening) -> Errors | None:
     tiny = np.finfo(np.float64).tiny
     unit, se = np.maximum(whitening.sd, tiny), whitening.mean_se / np.maximum(whitening.sd, tiny)
     nothing, large = np.zeros_like(fit.quantiles), np.broadcast_to(se, fit.quantiles.shape)
-    heavy = np.maximum(fit.sd_se / np.maximum(fit.mean_se, tiny), 1)  # of heavy tails an sd
+    has_sd = _tails(as_array(x)) < 0.3  # else it is known neither by the draws nor by chains, see `_errors`
     return Errors(
         (fit.mean - whitening.mean) / unit,
         np.hypot(se, fit.mean_se / unit),
-        np.log(np.maximum(fit.sd, tiny) / unit),
-        np.hypot(heavy * se, fit.sd_se / unit),
+        has_sd * np.log(np.maximum(fit.sd, tiny) / unit),
+        has_sd * np.hypot(se, fit.sd_se / unit),
         nothing,
         large,
     )

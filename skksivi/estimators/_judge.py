@@ -76,6 +76,8 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
     spent = score.tally.total
     V = None if costly else _suspects(sampler, score, seed)
     before, has_fault = score.tally.total, score.tally.fault is not None  # such as noise, which no draws lower
+    # of the many numbers of many features some seem wrong by chance, which chains that know them tell
+    by_chains = sampler.n_features >= MANY_FEATURES and sampler.whitening.mean_se is not None
     # more draws where fewer leave a doubt, up to 4,096
     times = () if costly else (1,) if has_fault else (1, 2, 4, 8, 16, 32)[: 5 + (score.log_prob is None)]
     for n, sample in zip(times, weighted_draws(sampler, score.double, seed ^ 1, times), strict=False):
@@ -83,10 +85,9 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
         most_spent = spent if _is_doubtful(verdict, sample) else spent / 10
         is_spent = n >= 4 and score.tally.total - before > most_spent
         has_many = sampler.n_features >= MANY_FEATURES  # which more draws hardly help
-        if not _is_open(verdict, sample) or is_spent or (n == 16 and (verdict.good or has_many)):
+        is_vain = by_chains and sampler.whitening.converged and n >= 2 and not sample.trusted
+        if not _is_open(verdict, sample) or is_spent or is_vain or (n == 16 and (verdict.good or has_many)):
             break
-    # of the many numbers of many features some seem wrong by chance, which chains that know them tell
-    by_chains = sampler.n_features >= MANY_FEATURES and sampler.whitening.mean_se is not None
     if verdict.good and sampler.whitening.unseen > THRESHOLDS.unseen:
         reason = f"the search for modes ended while {sampler.whitening.unseen:.0%} of its ascents found new ones"
         return Judged(replace(verdict, grade=Grade.ROUGH, reason=reason), sample)

@@ -429,6 +429,13 @@ def weighted_draws(
         return None
 
 
+def cost_of_weights(sampler: Sampler, score: Score) -> float:
+    """Return about how many values of the score `weighted_draws` takes."""
+    if asks_for_score(sampler):
+        return math.inf
+    return N_CHEAP if score.log_prob is not None else 7 * N_INTEGRATED
+
+
 def _by_lines(
     score: Score, whitening: Whitening, x: Tensor, log_m: Tensor, most_gap: float, reference: Tensor | None = None
 ) -> Tensor | None:

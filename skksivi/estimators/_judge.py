@@ -353,7 +353,8 @@ def _difference(sampler: Layer | Layers, score: Score, most: int | None) -> str 
 
 def _first_remedy(sampler: Sampler, sd: np.ndarray, score_fn: Score, *, is_rough: bool) -> str:
     """Return what comes before the usual advice: other units, or a finer type."""
-    if score_fn.double.units is not None or sd.max() > 1e7 * sd.min():
+    is_apart = score_fn.double.units is not None or sd.max() > 1e7 * sd.min()
+    if is_apart and not score_fn.tally.is_scarce:
         x = sampler.sample(50, torch.Generator(score_fn.device).manual_seed(0)).double()
         sizes = score_fn.double(x).abs().nanmedian(0).values  # of one order where points have collapsed
         small, large = int(sizes.argmax()), int(sizes.argmin())

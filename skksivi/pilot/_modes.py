@@ -33,7 +33,7 @@ from skksivi.pilot._symmetries import (
 from skksivi.score._bounds import Bound, call_of
 from skksivi.score._improper import ImproperError
 from skksivi.score._probe import falls
-from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
+from skksivi.score._score import DifferentiableScore, Score
 from skksivi.score._tally import DivergedError
 
 #: Points around the origin, and around the best mode, from which modes are searched at first, at most, and the most
@@ -263,28 +263,19 @@ def all_modes(
     return modes._replace(symmetries=symmetries, ascents=(len(ends), ended), n_looks=n)
 
 
-def few_modes(
-    score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator
-) -> tuple[ModeMaps, tuple[Tensor, Tensor]]:
+def few_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator) -> ModeMaps:
     """Return a mode and another one, if a dozen ascents from around it, and from where it is mirrored at the start
-    (d,) of its search, lead to one, whose weights are not known; and the points of the ascents with their scores.
+    (d,) of its search, lead to one; their weights are not known.
 
-    There are fewer where many looks would be needed as well.
+    There are fewer ascents where many looks would be needed as well.
     """
-    score_u, seen = mode.pull_back(score_fn), list[tuple[Tensor, Tensor]]()
-
-    def recorded(u: Tensor) -> Tensor:
-        seen.append((u, s := score_u(u).detach()))
-        return s
-
-    x = torch.cat([around(mode, 4 if n_looks(len(start)) else 10, generator), (2 * start - mode.m)[None]])
-    ends = ascended(recorded, mode.whiten(x))
+    n = 4 if n_looks(len(start)) else 10
+    x = torch.cat([around(mode, n, generator), (2 * start - mode.m)[None]])
+    ends = ascended(mode.pull_back(score_fn), mode.whiten(x))
     others = ends[~_near(mode, mode, ends)]
     maps = [mode, *_new_modes(score_fn, [mode], others[:1])]
     found = ModeMaps(maps, mode.m.new_full((len(maps),), 1 / len(maps)))
-    u, s = (torch.cat(parts) for parts in zip(*seen, strict=True))
-    points = mode.unwhiten(u), torch.linalg.solve_triangular(mode.L, s, upper=False, left=False)
-    return found._replace(ascents=(len(ends), len(others) if len(maps) > 1 else 0)), points
+    return found._replace(ascents=(len(ends), len(others) if len(maps) > 1 else 0))
 
 
 def crossed(modes: Sequence[Affine], n: int, generator: torch.Generator) -> Tensor:
@@ -320,7 +311,7 @@ def contradicting(score_u: DifferentiableScore, like: Tensor, generator: torch.G
     return u[torch.cat([order[:half], rest[:: max(1, -(-len(rest) // half))]])]
 
 
-def ascended(score_u: ScoreFunction, u: Tensor) -> Tensor:
+def ascended(score_u: DifferentiableScore, u: Tensor) -> Tensor:
     r"""Return the ends (k, d) of those ascents from points u (n, d) that have arrived at a mode.
 
     Near the origin, which is a mode, they stop. Steps are by the limited-memory BFGS method, clipped to a length of

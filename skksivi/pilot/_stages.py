@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
@@ -108,8 +108,6 @@ class Known:
     modes_of_points : ModeMaps
         The modes that were known then: a wider search may find others, and no better points.
     attempts : list of Attempt
-    seen : tuple of Tensor
-        Points (n, d) of ascents and their scores, where these are expensive.
     """
 
     score: Score
@@ -126,7 +124,6 @@ class Known:
     others: list[tuple[PilotPoints, ModeMaps]] = field(default_factory=list)
     modes_of_points: ModeMaps = NO_MODES
     attempts: list[Attempt] = field(default_factory=list)
-    seen: tuple[Tensor, ...] = ()
 
     @property
     def n_features(self) -> int:
@@ -214,7 +211,7 @@ class Known:
         now, log_prob = self.points, self.score.log_prob
         if now is None or now.judged().grade > Grade.ROUGH or self.n_features >= MANY_FEATURES or log_prob is None:
             return
-        if self.score.tally.is_frugal:  # the last know all scores
+        if self.effort == "frugal":  # the last go by all scores
             return
         found = [(now, self.modes_of_points), *reversed(self.others)]
         found = [each for each in found if each[0].warp is None]
@@ -292,8 +289,8 @@ class Newton:
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         score, starts = known.score, known.starts
         if known.n_features <= MOST_FEATURES:
-            modes = find_modes(score, starts, known.generator)
-            is_open = not (known.alone or score.tally.is_frugal)
+            modes = _first_modes(known)
+            is_open = not known.alone and known.effort != "frugal"
             if is_open and (better := mode_from_prior(score, modes.maps[0], known.generator)) is not None:
                 modes = ModeMaps([better], starts.new_ones(1))
             if is_open and (ridge := ridge_of(score, starts, modes.maps[0], known.generator)) is not None:
@@ -310,6 +307,13 @@ class Newton:
         known.modes = modes
         yield standard_pilot(modes.maps[0].m, N_OF_GAUSSIAN).unwhitened(modes.maps[0])
         known.score = without_wrong_density(score, modes.maps[0])
+
+
+def _first_modes(known: Known) -> ModeMaps:
+    """Return the modes that searches from the starts find or, where that would take half of few calls, the start."""
+    with known.score.tally.trying(450) if known.effort == "frugal" else nullcontext():
+        return find_modes(known.score, known.starts, known.generator)
+    return ModeMaps([Affine.shift(known.starts[0])], known.starts.new_ones(1))
 
 
 @dataclass(frozen=True)
@@ -559,12 +563,12 @@ class FewAscents:
         return known.has_one_mode and not known.alone
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
-        left, dear = known.score.tally.left, 150  # calls, which leave some for the next stage
-        if left is not None and left < 2 * dear:
-            known.modes = known.modes._replace(ascents=(0, 0))
+        tally, most = known.score.tally, 150  # calls, which leave as many for the next stage
+        known.modes = known.modes._replace(ascents=(0, 0))
+        if (tally.left or 0) < 2 * most:
             return
-        with known.score.tally.reserving((left or dear) - dear), suppress(BudgetError):
-            known.modes, known.seen = few_modes(known.score, known.starts[0], known.mode, known.generator)
+        with tally.trying(most):
+            known.modes = few_modes(known.score, known.starts[0], known.mode, known.generator)
         yield pilot_of_mixture(known.modes.mixture(), N_OF_GAUSSIAN)
 
 
@@ -585,11 +589,13 @@ class FewScores:
         score, generator, d = known.score, known.generator, known.n_features
         score.tally.begin(self.name, score.tally.left or 0)
         mixture = known.modes.mixture()
-        seen, n_own = Seen(mixture.map(), *known.seen), min(40 + 2 * d, 100) // 3
+        seen, n_own = Seen(mixture.map()), min(40 + 2 * d, 100) // 3
         x = HeavyTailed.wider(mixture.draws()).sample(min(2 * d + 30, 90), generator)
         seen.add(x, score(x).detach())
         error, least = math.inf, math.inf
-        while (score.tally.left or 0) >= 10:
+        for _ in range(12):
+            if (score.tally.left or 0) < 10:
+                break
             seen.refit()
             points = _of_surrogate(seen.model, known)
             own = points.x[torch.randperm(len(points.x), generator=generator, device=x.device)[:n_own]]
@@ -597,12 +603,12 @@ class FewScores:
             u = torch.cat([own, spread_points(seen, mixture, 2 * n_own, own, generator)])[: score.tally.left]
             points, x = points.unwhitened(seen.metric), seen.metric.unwhiten(u)
             s = score(x).detach()
-            before, error = error, seen.error(x[:n_own], s[:n_own])
+            before, error, around = error, seen.error(x[:n_own], s[:n_own]), seen.error(x[n_own:], s[n_own:])
             if error <= 1.5 * least:
                 least = min(error, least)
                 verdict = Verdict(Grade.ROUGH, f"a surrogate by {len(seen.x)} scores, off by {error**0.5:.2g}")
                 yield points._replace(verdict=verdict, found_by=self.name)
-            if max(before, error) < 0.02:
+            if max(before, error) < 0.02 and around < 0.1:
                 break
             seen.add(x, s)
             if error < 0.5:

@@ -162,13 +162,11 @@ def fitted_surrogate(u: Tensor, s: Tensor, depth: Tensor) -> Surrogate:
 class Seen:
     """Points x (n, d) at which scores s (n, d) are known, and the surrogate by these in the coordinates of a map."""
 
-    def __init__(self, metric: Affine, x: Tensor | None = None, s: Tensor | None = None) -> None:
+    def __init__(self, metric: Affine) -> None:
         self.metric = metric
         self.x = metric.m.new_empty(0, len(metric.m))
         self.s = self.x
         self.fitted: tuple[Affine, Surrogate] | None = None
-        if x is not None and s is not None:
-            self.add(x, s)
 
     @property
     def model(self) -> Surrogate:

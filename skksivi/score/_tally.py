@@ -121,6 +121,16 @@ class Tally:
         finally:
             self._reserved -= n
 
+    @contextmanager
+    def trying(self, n: int) -> Iterator[None]:
+        """Allow about n calls within a context, which ends without an error where these do not suffice."""
+        spent = self.spent
+        with self.reserving(max(0, (self.left or n) - n)):
+            try:
+                yield
+            except BudgetError:
+                self.spent = spent
+
     def begin(self, stage: str, n_calls: int = 0) -> None:
         """Announce a stage of a fit of about so many calls, zero if unknown."""
         self.end(stage)

@@ -124,7 +124,7 @@ def find_coordinates(
     A network learns best in units of the target. With several modes a Gaussian would lose some.
     """
     limit = score.tally.limit or math.inf
-    with score.tally.reserving(int(min(N_RESERVED, 0.3 * limit))):
+    with score.tally.reserving(int(min(N_RESERVED, 0.28 * limit))):
         whitening, pilot = find_whitening(whiten, score, generator, init=init, warps=warps)
         if pilot is not None or not (isinstance(whitening.map, Affine) and moves):
             return whitening, pilot

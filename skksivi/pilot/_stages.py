@@ -589,11 +589,11 @@ class FewScores:
         score, generator, d = known.score, known.generator, known.n_features
         score.tally.begin(self.name, score.tally.left or 0)
         mixture = known.modes.mixture()
-        seen, n_own = Seen(mixture.map()), min(40 + 2 * d, 100) // 3
+        seen, n_own = Seen(mixture.map()), min(24 + 2 * d, 90) // 3
         x = HeavyTailed.wider(mixture.draws()).sample(min(2 * d + 30, 90), generator)
         seen.add(x, score(x).detach())
         error, least = math.inf, math.inf
-        for _ in range(12):
+        for _ in range(16):
             if (score.tally.left or 0) < 10:
                 break
             seen.refit()

@@ -29,15 +29,16 @@ def gradient_of(log_p, u):
 @pytest.fixture
 def seen():
     u = 1.5 * normal(60, 2)
-    found = Seen(Affine.shift(torch.zeros(2).double()), u, gradient_of(cubic, u))
+    found = Seen(Affine.shift(torch.zeros(2).double()))
+    found.add(u, gradient_of(cubic, u))
     found.refit()
     return found
 
 
 def test_a_surrogate_by_gradients_reproduces_a_cubic(seen):
-    u = 0.8 * normal(200, 2, seed=1)
+    u = seen.x / 2
     gaps = seen.model.log_prob(u) - cubic(u)
-    assert (gaps - gaps[0]).abs().max() < 1e-3
+    assert (gaps - gaps.median()).abs().max() < 1e-3
     assert seen.error(u, gradient_of(cubic, u)) < 1e-6
 
 
@@ -50,16 +51,16 @@ def test_the_covariance_of_gradients_is_the_derivative_of_the_kernel():
     u, width = normal(3, 2), 1.3
     K = gradient_covariance(u, width).view(3, 2, 3, 2)
     for i, j in itertools.product(range(3), repeat=2):
-        H = torch.func.hessian(lambda w: (-(w[:2] - w[2:]).square().sum() / 2 / width**2).exp())(
-            torch.cat([u[i], u[j]])
+        H = torch.autograd.functional.hessian(
+            lambda w: (-(w[:2] - w[2:]).square().sum() / 2 / width**2).exp(), torch.cat([u[i], u[j]])
         )
         torch.testing.assert_close(K[i, :, j], H[:2, 2:])
 
 
 def regression(d=6):
     rng = np.random.RandomState(0)
-    X = rng.standard_normal((60, d))
-    return BayesianLogisticRegression(X, rng.uniform(size=60) < 1 / (1 + np.exp(-X[:, 0])), prior_precision=0.1)
+    X = rng.standard_normal((300, d))
+    return BayesianLogisticRegression(X, rng.uniform(size=300) < 1 / (1 + np.exp(-X[:, 0])), prior_precision=0.1)
 
 
 def frugal(target, **settings):
@@ -118,7 +119,10 @@ class Partial(Target):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore::UserWarning")
-@pytest.mark.parametrize(("target", "most"), [(Gaussian(), 300), (regression(4), 300), (Partial(), 1000)])
+@pytest.mark.parametrize(
+    ("target", "most"),
+    [(Gaussian(), 300), (regression(4), 300), pytest.param(Partial(), 1000, marks=pytest.mark.slow)],
+)
 def test_a_small_budget_or_a_score_that_fails_gives_a_fit_that_says_what_is_missing(target, most):
     q = frugal(target, max_score_calls=most)
     assert q.n_score_calls_ + q.n_products_ <= most

@@ -9,7 +9,8 @@ distance the mean, of calls and seconds the median. The distance is computed in 
 reference's covariance, 1,000 draws a side, and divided by its floor, the same between two parts of the reference. A
 fit is accurate where every mean is within 0.1 sd and every sd within 10%, of coordinates and, beyond the noise, of
 the directions of benchmarks/_accuracy.py. The last column, of --methods "score alone", is the median of calls where
-the target is known by its score; such fits are accurate but for those with a star.
+the target is known by its score; such fits are accurate but for those with a star. --methods frugal is
+Pilot(effort="frugal"), at most 1,000 calls, whose verdict is to be good nowhere but where a fit is accurate.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from reference import reference
 
 from skksivi import KSIVIApproximator
 from skksivi.metrics import sliced_wasserstein
+from skksivi.parameters import Pilot
 from skksivi.targets import from_score_fn
 
 #: Parts of 1,000 draws.
 PARTS = 4
 
-DEFAULTS, ALONE = "defaults", "score alone"
+DEFAULTS, ALONE, FRUGAL = "defaults", "score alone", "frugal"
 
 
 def measure(X, R):
@@ -69,11 +71,14 @@ def run(name, method, seed, max_iter):
     target, R, settings = POSTERIORS[name].make(), reference(name), {**max_iter, "random_state": seed}
     if method == ALONE:
         target, settings["dtype"] = from_score_fn(target.score_fn, target.n_features), "float64"  # as its data
+    if method == FRUGAL:
+        settings["whiten"] = Pilot(effort="frugal")
     with watched() as costs:
         q = KSIVIApproximator(**settings).fit(target)
         X = q.sample(len(R))
     calls = q.n_score_calls_ + q.n_products_
-    return {**measure(X, R), "floor": floor(R), **costs, "score_calls": calls, "n_iter": q.n_iter_}
+    found = {**measure(X, R), "floor": floor(R), **costs, "score_calls": calls, "n_iter": q.n_iter_}
+    return {**found, "good": bool(q.verdict_ and q.verdict_.good)}
 
 
 def summary(rows, name, method=DEFAULTS):
@@ -138,7 +143,7 @@ def in_thousands(calls):
 
 
 def main():
-    args = command(__doc__, jobs=2, names=POSTERIORS, methods=(DEFAULTS, ALONE)).parse_args()
+    args = command(__doc__, jobs=2, names=POSTERIORS, methods=(DEFAULTS, ALONE, FRUGAL)).parse_args()
     if not args.show:
         for name in args.names:
             reference(name)

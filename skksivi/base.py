@@ -143,7 +143,9 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
         wait = LongWait(score_fn) if self.verbose >= 0 else None
         with ordinary_mode(device), logged(self.verbose):
             near, dtype = est._points_near_target(), DTYPES[self.dtype]
-            probed = resolve_score(score_fn, n_features, dtype=dtype, device=device, near=near, warns=False)
+            probed = resolve_score(
+                score_fn, n_features, dtype=dtype, device=device, near=near, warns=False, frugal=est._is_frugal()
+            )
             run, tally = Run(seed, device, probed.tally), probed.tally
             with _told_of_end(self, tally):
                 tally.limit, tally.listener = est._max_score_calls(), wait
@@ -400,6 +402,10 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
     def _max_score_calls(self) -> int | None:
         """None for no limit."""
         return None
+
+    def _is_frugal(self) -> bool:
+        """Tell whether the fit makes do with few calls of the score."""
+        return False
 
     def _n_pilot_calls(self) -> int:
         """Return the approximate number of score calls by chains that explore the target, zero if there are none."""

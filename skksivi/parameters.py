@@ -230,11 +230,18 @@ class Pilot(ParameterObject):
         "auto" searches for modes, runs chains around each and takes their mean and covariance as m and L L^T.
         "diagonal" is for many parameters and for posteriors far from any Gaussian: chains of underdamped Langevin
         dynamics, and one scale per coordinate.
-    effort : {"low", "auto", "high"}, default="auto"
-        How much "auto" spends. "low": importance sampling from Gaussians at the modes or, if that is not enough, from
+    effort : {"frugal", "low", "auto", "high"}, default="auto"
+        How much "auto" spends. "frugal" is for scores that take long: at most 1,000 calls in a `fit`, unless
+        `max_score_calls` says otherwise, without training. Checks and searches take fewer points, and a surrogate of
+        log p, a Gaussian process given some 100 to 400 scores, is explored in the place of the target. It suits
+        posteriors of up to about 20 features with one mode or a few near each other. In one to five dimensions narrow
+        other modes are not looked for, so that the verdict is not good unless `init` or `skip` says that there is one
+        mode. "low": importance sampling from Gaussians at the modes or, if that is not enough, from
         short chains, with some 2,000 to 50,000 scores, whether or not it converges; any start is then good enough
         for `train="auto"`. "auto": the same and, if the fit is not good, a wider search for modes and, of 30 features
         or more or with `train=False`, long chains around all modes; otherwise a training follows, which takes fewer.
+        Where a call takes more than 0.05 seconds for one point, and nothing asks for a training, it is "frugal" from
+        the search for modes on, as the logger "skksivi" and `stages_` say.
         "high": the same but always with long chains, unless short ones converged in warped coordinates.
     budget : int, default=400_000
         About the most evaluations that are made before the training begins. With "auto" long chains take what is
@@ -244,7 +251,8 @@ class Pilot(ParameterObject):
         Upper limit for all evaluations of the score and of log p, and products with the Jacobian of the score, in a
         `fit`, including training and checks. When it is reached, `fit` returns its best result, with a warning; at
         worst these are the Gaussians at the modes. With "diagonal" an error says if the limit is too small. None
-        means the `budget` until the training begins, which takes `max_iter` steps.
+        means the `budget` until the training begins, which takes `max_iter` steps, and 1,000 if `effort` is
+        "frugal".
     skip : sequence of str, default=()
         Names of stages of "auto" to leave out, as `whitening_.report()` shows them. Without "other modes" a fit of a
         target that is known to have one mode saves their search; without others it may be worse.
@@ -266,7 +274,7 @@ class Pilot(ParameterObject):
 
     _parameter_constraints: ClassVar[Constraints] = {
         "rule": [StrOptions({"auto", "diagonal"})],
-        "effort": [StrOptions({"low", "auto", "high"})],
+        "effort": [StrOptions({"frugal", "low", "auto", "high"})],
         "budget": [Interval(Integral, 0, None, closed="left")],
         "max_score_calls": [Interval(Integral, 1, None, closed="left"), None],
         "skip": ["array-like"],

@@ -18,10 +18,10 @@ from torch import Tensor
 from skksivi._utils.arrays import as_array
 from skksivi._utils.monte_carlo import pareto_smoothed, systematic_rows
 from skksivi.coordinates._affine import Affine, Identity
-from skksivi.coordinates._whitening import LONG_CHAINS, Whitening
+from skksivi.coordinates._whitening import LONG_CHAINS, Whitening, n_looks
 from skksivi.families._derived import knows_density
 from skksivi.families._samplers import Layer, Layers, Sampler
-from skksivi.families._weights import ImportanceSample, weighted_draws
+from skksivi.families._weights import ImportanceSample, cost_of_weights, weighted_draws
 from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, WeightedRows, words_of
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
@@ -69,31 +69,52 @@ def judged(fit: Fit, score: Score, seed: int, n_values: int, most: int | None = 
 def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: int | None = None) -> Judged:
     """Judge a fit by its sampler, see `judged`."""
     sample, verdict = None, Verdict(Grade.ROUGH, "the fit has no density")
+    is_scarce = score.tally.is_scarce
     if not isinstance(sampler, Layer | Layers):
         return Judged(verdict, None)
     # else the density costs little beside the training
     costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < 1_000_000
-    spent = score.tally.total
-    V = None if costly else _suspects(sampler, score, seed)
+    spent, is_scarce = score.tally.total, score.tally.is_scarce
+    V = None if costly or is_scarce else _suspects(sampler, score, seed)
     before, has_fault = score.tally.total, score.tally.fault is not None  # such as noise, which no draws lower
     # of the many numbers of many features some seem wrong by chance, which chains that know them tell
     by_chains = sampler.n_features >= MANY_FEATURES and sampler.whitening.mean_se is not None
     # more draws where fewer leave a doubt, up to 4,096
-    times = () if costly else (1,) if has_fault else (1, 2, 4, 8, 16, 32)[: 5 + (score.log_prob is None)]
+    times = (1,) if has_fault else (1, 2) if is_scarce else (1, 2, 4, 8, 16, 32)[: 5 + (score.log_prob is None)]
+
+    def is_too_dear() -> bool:
+        return is_scarce and cost_of_weights(sampler, score) > (score.tally.left or 0)
+
+    times = () if costly or is_too_dear() else times
     for n, sample in zip(times, weighted_draws(sampler, score.double, seed ^ 1, times), strict=False):
         verdict = of_weights(sample, score, sampler.whitening, V)
         most_spent = spent if _is_doubtful(verdict, sample) else spent / 10
         is_spent = n >= 4 and score.tally.total - before > most_spent
         has_many = sampler.n_features >= MANY_FEATURES  # which more draws hardly help
         is_vain = by_chains and sampler.whitening.converged and n >= 2 and not sample.trusted
-        if not _is_open(verdict, sample) or is_spent or is_vain or (n == 16 and (verdict.good or has_many)):
+        is_last = is_spent or is_vain or is_too_dear() or (n == 16 and (verdict.good or has_many))
+        if is_last or not _is_open(verdict, sample):
             break
-    if verdict.good and sampler.whitening.unseen > THRESHOLDS.unseen:
-        reason = f"the search for modes ended while {sampler.whitening.unseen:.0%} of its ascents found new ones"
+    if is_scarce and sample is None:
+        return Judged(Verdict(Grade.ROUGH, "no calls of the score are left for weighted draws"), None)
+    if verdict.good and (reason := _of_search(sampler.whitening)) is not None:
         return Judged(replace(verdict, grade=Grade.ROUGH, reason=reason), sample)
-    if verdict.good or (verdict.grade == Grade.WRONG and not by_chains):
+    if is_scarce or verdict.good or (verdict.grade == Grade.WRONG and not by_chains):
         return Judged(verdict, sample)
     return Judged(_without_weights(sampler, score, seed, verdict, most), sample)
+
+
+def _of_search(whitening: Whitening) -> str | None:
+    """Say what a search for modes may have left out, None if no more than any search may."""
+    if whitening.unseen > THRESHOLDS.unseen:
+        return f"the search for modes ended while {whitening.unseen:.0%} of its ascents found new ones"
+    if whitening.ascents is None or whitening.n_looks >= n_looks(d := whitening.modes.shape[1]):
+        return None
+    n, least = whitening.ascents[0], n_looks(d)
+    return (
+        f"other modes were looked for by {n} ascents alone, and narrow ones in {d} dimensions show at some {least:,} "
+        "further points. If there is one mode, set skip=['other modes'] of Pilot or a point near it as `init`"
+    )
 
 
 def _is_open(verdict: Verdict, sample: ImportanceSample) -> bool:
@@ -340,7 +361,8 @@ def _difference(sampler: Layer | Layers, score: Score, most: int | None) -> str 
 
 def _first_remedy(sampler: Sampler, sd: np.ndarray, score_fn: Score, *, is_rough: bool) -> str:
     """Return what comes before the usual advice: other units, or a finer type."""
-    if score_fn.double.units is not None or sd.max() > 1e7 * sd.min():
+    is_apart = score_fn.double.units is not None or sd.max() > 1e7 * sd.min()
+    if is_apart and not score_fn.tally.is_scarce:
         x = sampler.sample(50, torch.Generator(score_fn.device).manual_seed(0)).double()
         sizes = score_fn.double(x).abs().nanmedian(0).values  # of one order where points have collapsed
         small, large = int(sizes.argmax()), int(sizes.argmin())

@@ -24,7 +24,7 @@ from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved
 from skksivi.estimators._fingerprint import answers_at
 from skksivi.estimators._judge import Judged, better, judge, judged
 from skksivi.estimators._refit import improves, lacks_mass, refitted, with_lost_part
-from skksivi.estimators._start import N_RESERVED, Start, find_coordinates
+from skksivi.estimators._start import N_RESERVED, Start, find_coordinates, turn_frugal
 from skksivi.estimators._states import Comparison, SamplerOf, WhenGood, allows_moves, recentred, trained_fit, watch_of
 from skksivi.estimators._trained import F, Trained
 from skksivi.families._layer import Drawn, Family
@@ -182,7 +182,8 @@ class SteinTrained(Trained, Generic[F]):
         draws; None if there is nothing to repair, or no calls of the score are left for it.
         """
         can_be = isinstance(found.sampler, Layer) and self._is_at_pilot(start)
-        if by.sample is None or not can_be or run.tally.is_spent or run.tally.fault is not None:
+        is_spent = run.tally.is_spent or run.tally.is_scarce
+        if by.sample is None or not can_be or is_spent or run.tally.fault is not None:
             return None
         if by.verdict.good:
             if not lacks_mass(start.family, by.sample):
@@ -216,7 +217,7 @@ class SteinTrained(Trained, Generic[F]):
         is_layer, chains = isinstance(found.sampler, Layer), chains_of(self.whiten)
         least = Grade.CHAINS_AGREE if is_layer else Grade.RELIABLE_WEIGHTS  # several layers move points
         is_good = cast("Verdict", found.report["verdict_"]).grade >= least
-        is_quick = chains is not None and chains.effort == "low"
+        is_quick = run.tally.is_frugal or (chains is not None and chains.effort == "low")
         has_fault = is_layer and run.tally.fault is not None
         return not (is_good or is_quick or has_fault or found.sampler.n_features > MAX_FEATURES)
 
@@ -374,6 +375,8 @@ class SteinTrained(Trained, Generic[F]):
         It cannot if it started at points of a pilot, because a mixture has no parameters that could follow, or if
         either has warped coordinates.
         """
+        if self.train == "auto":
+            turn_frugal(self.whiten, init, score_fn)
         warps, moves = self._warps(score_fn), self.train is not False and allows_moves(target)
 
         def accepts(whitening: Whitening, pilot: PilotPoints) -> bool:
@@ -467,11 +470,11 @@ def _warn_of_train(est: SteinTrained, is_set: Sequence[str]) -> None:
             f"`train` is False, so {', '.join(f'`{name}`' for name in ignored)} will be ignored; leave "
             f"{'it' if len(ignored) == 1 else 'them'} out, or set train=True."
         )
-    elif est.train is True and chains is not None and chains.effort == "low":
+    elif est.train is True and chains is not None and chains.effort in ("low", "frugal"):
         why = f"{', '.join(f'`{name}`' for name in is_set)} {'is' if len(is_set) == 1 else 'are'} set"
         warn_caller(
             f"The fit is trained, since {why if is_set else '`train` is True'}, although the `effort` of Pilot is "
-            "'low', which is meant for fits without training; set train=False, or another `effort`."
+            f"{chains.effort!r}, which is meant for fits without training; set train=False, or another `effort`."
         )
 
 

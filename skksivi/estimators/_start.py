@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
@@ -14,9 +17,9 @@ import torch
 from skksivi._utils.arrays import resolve_device
 from skksivi.base import BaseApproximator, learn
 from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._whitening import MATCHED, Whitening
+from skksivi.coordinates._whitening import MATCHED, Whitening, starting_points
 from skksivi.estimators._fingerprint import answers_at
-from skksivi.estimators._trained import F
+from skksivi.estimators._trained import FRUGAL_CALLS, F
 from skksivi.families._samplers import Sampler
 from skksivi.mixing import MixingLike, check_mixing
 from skksivi.parameters import Init, Whiten, chains_of
@@ -30,8 +33,10 @@ from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty
 from skksivi.training._run import Fit, Run
 
+LOGGER = logging.getLogger("skksivi")
+
 #: Score evaluations reserved from the budget for the last steps: the scale of the family and a certificate.
-N_RESERVED = 350
+N_RESERVED = 400
 
 
 class Past(NamedTuple):
@@ -125,7 +130,8 @@ def find_coordinates(
 
     A network learns best in units of the target. With several modes a Gaussian would lose some.
     """
-    with score.tally.reserving(N_RESERVED):
+    limit, share = score.tally.limit or math.inf, 0.28 if score.log_prob is not None else 0.4
+    with score.tally.reserving(int(min(N_RESERVED, share * limit))):
         whitening, pilot = find_whitening(whiten, score, generator, init=init, warps=warps, accepts=accepts)
         if pilot is not None or not (isinstance(whitening.map, Affine) and moves):
             return whitening, pilot
@@ -137,6 +143,24 @@ def find_coordinates(
         n_calls = whitening.n_score_calls + score.tally.total - before
         found_by = whitening.found_by if map_ is whitening.map else MATCHED
         return replace(whitening, map=map_, n_score_calls=n_calls, found_by=found_by), pilot
+
+
+def turn_frugal(whiten: Whiten, init: Init, score: Score) -> None:
+    """Make do with few calls of a score if effort="auto" leaves that open and a call for one point takes long."""
+    chains, tally, slow = chains_of(whiten), score.tally, 0.05  # seconds
+    is_open = chains is not None and (chains.rule, chains.effort) == ("auto", "auto")
+    if not is_open or score.minibatch is not None or tally.seconds_per_call <= slow:
+        return
+    x, seconds = starting_points(init, score.n_features, score.device)[:1], math.inf
+    for _ in range(2):  # the first may compile
+        began = time.monotonic()
+        score.double(x)
+        seconds = min(seconds, time.monotonic() - began)
+    if seconds > slow:
+        tally.is_frugal = True
+        most = tally.total + FRUGAL_CALLS
+        tally.limit = most if tally.limit is None else min(tally.limit, most)
+        LOGGER.info("pilot: effort='frugal' in the place of 'auto', since a call of the score takes %.2g s", seconds)
 
 
 def _brought_to_target(map_: Affine, score: Score, generator: torch.Generator) -> Affine:

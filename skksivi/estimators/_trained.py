@@ -28,6 +28,9 @@ from skksivi.training._hooks import TRAINING, Report
 from skksivi.training._loop import CHECK_EVERY, Hook, Minimised, Objective, Scheduled, State, minimise
 from skksivi.training._run import Fit, Run
 
+#: The most calls of a fit that is frugal.
+FRUGAL_CALLS = 1000
+
 F = TypeVar("F", bound=nn.Module)
 
 
@@ -52,7 +55,11 @@ class Whitened(BaseApproximator):
 
     def _max_score_calls(self) -> int | None:
         chains = chains_of(self.whiten)
-        return None if chains is None else chains.max_score_calls
+        return None if chains is None else chains.max_score_calls or (FRUGAL_CALLS if self._is_frugal() else None)
+
+    def _is_frugal(self) -> bool:
+        chains = chains_of(self.whiten)
+        return chains is not None and chains.rule == "auto" and chains.effort == "frugal"
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

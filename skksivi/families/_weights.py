@@ -431,6 +431,13 @@ def weighted_draws(
         return
 
 
+def cost_of_weights(sampler: Sampler, score: Score) -> float:
+    """Return about how many values of the score the first of `weighted_draws` take."""
+    if asks_for_score(sampler):
+        return math.inf
+    return N_CHEAP if score.log_prob is not None else 3 * N_INTEGRATED
+
+
 def by_lines_from_modes(
     score: Score, whitening: Whitening, most_gap: float, reference: Tensor | None = None
 ) -> Callable[[Tensor, Tensor], Tensor | None]:

@@ -218,7 +218,8 @@ def shifted_mixture(mixture: Components, by: TargetMoments) -> Components:
 
 def without_wrong_density(score_fn: Score, mode: Affine) -> Score:
     """Return a score without its density, with a warning, if its differences near a mode are not the integrals."""
-    u = standard_normal(8, mode.m, torch.Generator(mode.m.device).manual_seed(0))
+    n = 3 if score_fn.tally.is_frugal else 8
+    u = standard_normal(n, mode.m, torch.Generator(mode.m.device).manual_seed(0))
     jumps = partial(look_for_jump, score_fn)
     return checked_density(score_fn, mode.m[None], mode.unwhiten(u), jumps)
 

@@ -263,6 +263,21 @@ def all_modes(
     return modes._replace(symmetries=symmetries, ascents=(len(ends), ended), n_looks=n)
 
 
+def few_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator) -> ModeMaps:
+    """Return a mode and another one, if a dozen ascents from around it, and from where it is mirrored at the start
+    (d,) of its search, lead to one; their weights are not known.
+
+    There are fewer ascents where many looks would be needed as well.
+    """
+    n = 4 if n_looks(len(start)) else 10
+    x = torch.cat([around(mode, n, generator), (2 * start - mode.m)[None]])
+    ends = ascended(mode.pull_back(score_fn), mode.whiten(x))
+    others = ends[~_near(mode, mode, ends)]
+    maps = [mode, *_new_modes(score_fn, [mode], others[:1])]
+    found = ModeMaps(maps, mode.m.new_full((len(maps),), 1 / len(maps)))
+    return found._replace(ascents=(len(ends), len(others) if len(maps) > 1 else 0))
+
+
 def crossed(modes: Sequence[Affine], n: int, generator: torch.Generator) -> Tensor:
     """Return points (n, d), each coordinate that of some mode: those of independent parts are modes themselves."""
     m = torch.stack([a.m for a in modes])

@@ -24,6 +24,9 @@ are at most the `budget` of a `Pilot`. There are stages up to 4,000 features. Wi
 run and, without points, the map is by the curvature at a mode; with fewer than 30 long chains do not run where a
 training may follow. `Pilot(effort="low")` ends before "more trajectories", with shorter chains; `effort="high"` runs
 the last two whatever was found before, unless coordinates are warped. What is good enough is said in `_points`.
+
+`effort="frugal"` has a list of its own: the mode search, other modes by a dozen ascents, some 100 calls, and
+"surrogate", which runs matched Gaussian and short chains on a surrogate of log p, by 100 to 400 scores.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._stages import (
     LEAST_CALLS,
     AllModes,
+    FewAscents,
+    FewScores,
     IndependentDirections,
     Known,
     LongChains,
@@ -91,6 +96,7 @@ QUICK: tuple[PilotStage, ...] = (
     WarpedCoordinates(),
     MoreTrajectories(),
 )
+FRUGAL: tuple[PilotStage, ...] = (Newton(), FewAscents(), FewScores())
 THOROUGH: tuple[PilotStage, ...] = (
     WiderSearch(QUICK, FEW_STARTS),
     WiderSearch(QUICK, MAX_STARTS),
@@ -152,7 +158,7 @@ def find_whitening(
 
 def check_stages(names: Sequence[object]) -> None:
     """Raise ValueError unless there are stages of these names."""
-    stages = list(dict.fromkeys(stage.name for stage in (*QUICK, *THOROUGH)))
+    stages = list(dict.fromkeys(stage.name for stage in (*QUICK, *FRUGAL, *THOROUGH)))
     for name in names:
         if not (isinstance(name, str) and name in stages):
             raise ValueError(f"`skip` has {name!r}, which is no stage; these are {', '.join(map(repr, stages))}.")
@@ -165,7 +171,7 @@ def explored(known: Known) -> Found:
     try:
         if known.n_features <= MOST_EXPLORED:
             try:
-                run_stages(QUICK, known)
+                run_stages(FRUGAL if known.effort == "frugal" else QUICK, known)
             except DIVERGED:
                 known.points = known.points if known.effort == "low" else None
         suffices = _suffices(known)
@@ -191,7 +197,7 @@ def _suffices(known: Known) -> bool:
     points, effort = known.points, known.effort
     if points is None or known.score.tally.is_spent:
         return points is not None
-    if effort == "low":
+    if effort in ("low", "frugal"):
         return True
     if effort == "high" and points.warp is None:
         return False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
@@ -24,6 +25,8 @@ from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble, Refine, as_they_are
 from skksivi.pilot._faults import fault_of_noise, look_for_jump, over_noise
 from skksivi.pilot._importance import (
+    HeavyTailed,
+    fitted,
     nearest_points,
     pilot_of_mixture,
     standard_pilot,
@@ -38,10 +41,20 @@ from skksivi.pilot._mode_weights import (
     symmetrised,
     with_mode_weights,
 )
-from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, mode_from_prior, ridge_of, search_around
+from skksivi.pilot._modes import (
+    MAX_STARTS,
+    ModeMaps,
+    all_modes,
+    few_modes,
+    find_modes,
+    mode_from_prior,
+    ridge_of,
+    search_around,
+)
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import out_of_spike
+from skksivi.pilot._surrogate import Seen, Surrogate, spread_points
 from skksivi.pilot._symmetries import Symmetry, images, same_mode, told
 from skksivi.pilot._warped import around_start, by_scales, warped
 from skksivi.score._improper import ImproperError, has_power_tails
@@ -176,6 +189,8 @@ class Known:
     @property
     def effort(self) -> str:
         """The effort, which is low where more would not make up for a fault of the target."""
+        if self.score.tally.is_frugal:
+            return "frugal"
         return "low" if self.score.tally.fault else self.settings.effort
 
     def within_effort(self, n_trajectories: tuple[int, ...]) -> tuple[int, ...]:
@@ -198,6 +213,8 @@ class Known:
         """
         now, log_prob = self.points, self.score.log_prob
         if now is None or now.judged().grade > Grade.ROUGH or self.n_features >= MANY_FEATURES or log_prob is None:
+            return
+        if self.effort == "frugal":  # the last go by all scores
             return
         found = [(now, self.modes_of_points), *reversed(self.others)]
         found = [each for each in found if each[0].warp is None]
@@ -275,10 +292,11 @@ class Newton:
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         score, starts = known.score, known.starts
         if known.n_features <= MOST_FEATURES:
-            modes = find_modes(score, starts, known.generator)
-            if not known.alone and (better := mode_from_prior(score, modes.maps[0], known.generator)) is not None:
+            modes = _first_modes(known)
+            is_open = not known.alone and known.effort != "frugal"
+            if is_open and (better := mode_from_prior(score, modes.maps[0], known.generator)) is not None:
                 modes = ModeMaps([better], starts.new_ones(1))
-            if not known.alone and (ridge := ridge_of(score, starts, modes.maps[0], known.generator)) is not None:
+            if is_open and (ridge := ridge_of(score, starts, modes.maps[0], known.generator)) is not None:
                 modes, known.metric = ModeMaps([ridge], starts.new_ones(1)), ridge
         else:
             modes = ModeMaps([dense_mode(score, starts[0], known.generator)], starts.new_ones(1))
@@ -292,6 +310,13 @@ class Newton:
         known.modes = modes
         yield standard_pilot(modes.maps[0].m, N_OF_GAUSSIAN).unwhitened(modes.maps[0])
         known.score = without_wrong_density(score, modes.maps[0])
+
+
+def _first_modes(known: Known) -> ModeMaps:
+    """Return the modes that searches from the starts find or, where that would take half of few calls, the start."""
+    with known.score.tally.trying(450) if known.effort == "frugal" else nullcontext():
+        return find_modes(known.score, known.starts, known.generator)
+    return ModeMaps([Affine.shift(known.starts[0])], known.starts.new_ones(1))
 
 
 @dataclass(frozen=True)
@@ -526,6 +551,83 @@ class MoreTrajectories:
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         return known.chains.by_stages((640, 1280))
+
+
+# Where scores are expensive
+
+
+@dataclass(frozen=True)
+class FewAscents:
+    """The other modes, to which a dozen ascents lead."""
+
+    name: str = OtherModes.name
+
+    def applies(self, known: Known) -> bool:
+        return known.has_one_mode and not known.alone
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        tally, most = known.score.tally, 150  # calls, which leave as many for the next stage
+        known.modes = known.modes._replace(ascents=(0, 0))
+        if (tally.left or 0) < 2 * most:
+            return
+        with tally.trying(most):
+            known.modes = few_modes(known.score, known.starts[0], known.mode, known.generator)
+        yield pilot_of_mixture(known.modes.mixture(), N_OF_GAUSSIAN)
+
+
+@dataclass(frozen=True)
+class FewScores:
+    """The stages of a target that costs nothing, on a surrogate of log p by the scores of few points.
+
+    In each round the scores at some of its points tell how far off it is; with those of others around them it is
+    fitted again. The points of a round are no better than the surrogate, and never more than rough.
+    """
+
+    name: str = "surrogate"
+
+    def applies(self, known: Known) -> bool:
+        return known.n_features <= MOST_FEATURES
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        score, generator, d = known.score, known.generator, known.n_features
+        score.tally.begin(self.name, score.tally.left or 0)
+        mixture = known.modes.mixture()
+        seen, n_own = Seen(mixture.map()), min(24 + 2 * d, 90) // 3
+        x = HeavyTailed.wider(mixture.draws()).sample(min(2 * d + 30, 90), generator)
+        seen.add(x, score(x).detach())
+        error, least = math.inf, math.inf
+        for _ in range(16):
+            if (score.tally.left or 0) < 10:
+                break
+            seen.refit()
+            points = _of_surrogate(seen.model, known)
+            own = points.x[torch.randperm(len(points.x), generator=generator, device=x.device)[:n_own]]
+            mixture = points.mixture or fitted(points.x, generator)
+            u = torch.cat([own, spread_points(seen, mixture, 2 * n_own, own, generator)])[: score.tally.left]
+            points, x = points.unwhitened(seen.metric), seen.metric.unwhiten(u)
+            s = score(x).detach()
+            before, error, around = error, seen.error(x[:n_own], s[:n_own]), seen.error(x[n_own:], s[n_own:])
+            if error <= 1.5 * least:
+                least = min(error, least)
+                verdict = Verdict(Grade.ROUGH, f"a surrogate by {len(seen.x)} scores, off by {error**0.5:.2g}")
+                yield points._replace(verdict=verdict, found_by=self.name)
+            if max(before, error) < 0.02 and around < 0.1:
+                break
+            seen.add(x, s)
+            if error < 0.5:
+                seen.metric = gaussian_of(points.x)
+
+
+def _of_surrogate(model: Surrogate, known: Known) -> PilotPoints:
+    """Return points near a surrogate."""
+    at_zero = Affine.shift(torch.zeros_like(known.starts[0]))
+    of_model = Known(model.as_score(), at_zero.m[None], True, Pilot(effort="low"), known.generator, warps=False)
+    of_model.modes = ModeMaps([at_zero], at_zero.m.new_ones(1))
+    of_model.add(standard_pilot(at_zero.m, N_OF_GAUSSIAN))
+    with suppress(*DIVERGED):
+        run_stages((MatchedGaussian(), ShortChains()), of_model)
+    of_model.take_best()
+    return cast("PilotPoints", of_model.points)
 
 
 # Where short chains are not enough

@@ -239,6 +239,7 @@ def resolve(
     device: torch.device,
     products: str,
     near: Tensor | None,
+    frugal: bool = False,
 ) -> Score:
     """Return the probed score in `dtype` and in float64; warn if it is probably not the gradient of a density.
 
@@ -252,6 +253,8 @@ def resolve(
         How products with the Jacobian are formed.
     near : Tensor of shape (k, d) or None
         Points near the target.
+    frugal : bool, default=False
+        Whether to make do with fewer points.
     """
     rules = ("auto", "autograd", "finite-difference")
     if products not in rules:
@@ -259,8 +262,10 @@ def resolve(
     function, d, score_vjp = in_type(dtype)
     score = probe(function, d, dtype=dtype, device=device, score_vjp=score_vjp)
     double = score if dtype == torch.float64 else _in_double(*in_type(torch.float64), device)
+    double.tally.is_frugal = frugal
     x, s = _finite_points(double, near)
-    first, second = double(x[: 2 * N_TRIALS]), double(x[: 2 * N_TRIALS])
+    n_twice = N_TRIALS if frugal else 2 * N_TRIALS
+    first, second = double(x[:n_twice]), double(x[:n_twice])
     is_random = bool((first - second).abs().max() > 1e-3 * first.abs().max())
     x = x[:N_TRIALS]
     if double.step == HALF_STEP or _in_half(s):
@@ -362,7 +367,7 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
     ValueError
         Autograd was requested but is wrong, or the score's own product is wrong.
     """
-    V, points = _directions(score), x[:3]
+    V, points = _directions(score), x[: 1 if score.tally.is_frugal else 3]
 
     def differences(step: float) -> Tensor:
         return _restricted(lambda x, v: central_difference(score, x, v, step, score.units), points, V).mT
@@ -521,7 +526,8 @@ def scattered_points(score: Score, near: Tensor | None) -> Tensor:
     signs = torch.tensor([[1.0], [-1.0]], dtype=torch.float64, device="cpu")
     orthants = signs * directions[:1].abs()  # some domains are one of them, some a half-space
     scattered = torch.cat([directions, orthants, -directions])
-    x = torch.cat([scale * scattered for scale in (1.0, 0.1, 10.0, 0.01, 100.0)]).to(score.device)
+    scales = (1.0, 0.1) if score.tally.is_frugal else (1.0, 0.1, 10.0, 0.01, 100.0)
+    x = torch.cat([scale * scattered for scale in scales]).to(score.device)
     if near is not None:
         x = torch.cat([near.to(x)[:N_TRIALS], x])
     return x.to(score.dtype)
@@ -606,7 +612,8 @@ def grows_outward(score: Score) -> bool:
     A density that can be normalised falls eventually along almost every ray, wherever its mass is.
     """
     generator = torch.Generator().manual_seed(0)
-    rays = torch.randn(8, score.n_features, generator=generator, dtype=torch.float64, device="cpu")
+    n = 3 if score.tally.is_frugal else 8
+    rays = torch.randn(n, score.n_features, generator=generator, dtype=torch.float64, device="cpu")
     rays = torch.cat([rays, -rays])
     lengths = 1 + torch.rand(len(rays), 1, generator=generator, dtype=torch.float64, device="cpu")  # of any phase
     rays = (lengths * rays / rays.norm(dim=1, keepdim=True)).to(score.device)

@@ -56,7 +56,8 @@ class Tally:
 
     A product by finite differences counts as two evaluations, a product by automatic differentiation as a product.
     A `fault` of the target that a fit has come upon is told in the place of what follows from it; it `has_suspect`
-    where log p and scores do not agree, and `is_random` where scores differ from call to call, which was told.
+    where log p and scores do not agree, and `is_random` where scores differ from call to call, which was told. A fit
+    `is_frugal` where calls are so expensive that checks and searches make do with few.
     """
 
     n_values: int = 0
@@ -66,6 +67,7 @@ class Tally:
     fault: str | None = field(default=None, compare=False, repr=False)
     has_suspect: bool = field(default=False, compare=False, repr=False)
     is_random: bool = field(default=False, compare=False, repr=False)
+    is_frugal: bool = field(default=False, compare=False, repr=False)
     limit: int | None = field(default=None, compare=False, repr=False)
     spent: int = field(default=0, compare=False, repr=False)  # the limit that has been reached
     listener: Listener | None = field(default=None, compare=False, repr=False)
@@ -119,6 +121,16 @@ class Tally:
         finally:
             self._reserved -= n
 
+    @contextmanager
+    def trying(self, n: int) -> Iterator[None]:
+        """Allow about n calls within a context, which ends without an error where these do not suffice."""
+        spent = self.spent
+        with self.reserving(max(0, (self.left or n) - n)):
+            try:
+                yield
+            except BudgetError:
+                self.spent = spent
+
     def begin(self, stage: str, n_calls: int = 0) -> None:
         """Announce a stage of a fit of about so many calls, zero if unknown."""
         self.end(stage)
@@ -167,6 +179,17 @@ class Tally:
     def left(self) -> int | None:
         """Calls that are left, None without a limit."""
         return None if self.limit is None else max(0, self.limit - self._reserved - self.total)
+
+    @property
+    def seconds_per_call(self) -> float:
+        """The mean of the checks, zero before they have ended."""
+        checks = self.stages.get(CHECKS)
+        return checks.seconds / max(1, checks.n_calls) if checks else 0.0
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether so few calls are left that a judge has none for more than one look."""
+        return self.left is not None and self.left < 2000
 
     @property
     def is_spent(self) -> bool:

@@ -110,6 +110,7 @@ def resolve_score(
     device: torch.device,
     near: ArrayLike | None = None,
     warns: bool = True,
+    frugal: bool = False,
 ) -> Score:
     """Return a probed score; the data of a target are moved to the device and dtype of the training.
 
@@ -123,7 +124,8 @@ def resolve_score(
 
     d = unwrapped(score_fn, n_features)[1]
     points = _points(near, d)
-    score = resolve(in_type, dtype=dtype, device=device, products=getattr(score_fn, "products", "auto"), near=points)
+    products = getattr(score_fn, "products", "auto")
+    score = resolve(in_type, dtype=dtype, device=device, products=products, near=points, frugal=frugal)
     names = tuple(getattr(score_fn, "names", None) or ())
 
     def of_target(score: Score) -> Score:

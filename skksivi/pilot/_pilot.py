@@ -25,7 +25,8 @@ with shorter chains; `effort="high"` runs the last two whatever was found before
 is good enough is said in `_points`.
 
 `effort="frugal"` has a list of its own: the mode search, other modes by a dozen ascents, some 100 calls, and
-"surrogate", which runs matched Gaussian and short chains on a surrogate of log p, by 100 to 400 scores.
+"surrogate", which runs matched Gaussian and short chains on a surrogate of log p, by 100 to 400 scores. Where it
+leaves calls, there are more ascents.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from skksivi.pilot._stages import (
     FewScores,
     IndependentDirections,
     Known,
+    LastAscents,
     LongChains,
     MatchedGaussian,
     MoreTrajectories,
@@ -95,7 +97,7 @@ QUICK: tuple[PilotStage, ...] = (
     WarpedCoordinates(),
     MoreTrajectories(),
 )
-FRUGAL: tuple[PilotStage, ...] = (Newton(), FewAscents(), FewScores())
+FRUGAL: tuple[PilotStage, ...] = (Newton(), FewAscents(), FewScores(), LastAscents())
 THOROUGH: tuple[PilotStage, ...] = (
     WiderSearch(QUICK, FEW_STARTS),
     WiderSearch(QUICK, MAX_STARTS),

@@ -120,6 +120,16 @@ def show(rows):
         )
 
 
+def show_frugal(rows):
+    right = [is_accurate(r) for r in rows]
+    if rows:
+        silent = [r["case"] for r, ok in zip(rows, right, strict=True) if r["good"] and not ok]
+        print(
+            f"frugal: accurate {sum(right)} times of {len(rows)}, by at most {max(r['score_calls'] for r in rows):,} "
+            f"calls; {sum(r['good'] for r in rows)} verdicts are good, of inaccurate fits {silent or 'none'}"
+        )
+
+
 def table(rows):
     """Return the table of the manual, of the defaults."""
     lines = []
@@ -150,8 +160,10 @@ def main():
     jobs = [(name, method, seed) for method in args.methods for name in args.names for seed in range(args.seeds)]
     run_one = partial(run, max_iter={"max_iter": 50} if args.quick else {})
     rows = results(args, jobs, run_one, n_jobs=args.jobs)["rows"]
-    show_tables(args, {"defaults": table(rows)})
-    show(rows)
+    if select(rows, method=DEFAULTS):
+        show_tables(args, {"defaults": table(rows)})
+        show(rows)
+    show_frugal(select(rows, method=FRUGAL))
 
 
 if __name__ == "__main__":

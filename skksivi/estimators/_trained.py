@@ -195,7 +195,7 @@ class Trained(Whitened):
             words = _of_verdict(fit)
             warn_caller(f"{words}. {fit.remark}" if words else str(fit.remark), ConvergenceWarning)
         elif fit.ended_by is None:
-            _warn(fit, score_fn, fit.sampler.sample(1000, generator).double())
+            _warn(fit, score_fn, generator)
 
 
 def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPointError:
@@ -217,8 +217,8 @@ def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPoin
     )
 
 
-def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
-    """Warn of what is wrong with a completed fit, given draws x (n, d) from it."""
+def _warn(fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
+    """Warn of what is wrong with a completed fit, given its verdict or, without one, draws from it."""
     n_skipped = int((~np.isfinite(np.asarray(fit.report["loss_curve_"]))).sum())
     verdict, message = fit.report.get("verdict_"), fit.remark
     if n_skipped:
@@ -229,8 +229,10 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
     elif isinstance(verdict, Verdict) and (words := _of_verdict(fit)):
         remark = "" if fit.remark is None else f" {fit.remark}"
         message = f"{words}: {verdict.remedy}.{remark}"
-    elif verdict is None and (words := contradiction(x, score_fn.double(x), score_fn)) is not None:
-        message = f"The fit is wrong: {words}: {remedy_of(fit.sampler, score_fn)}."
+    elif verdict is None:
+        x = fit.sampler.sample(1000, generator).double()
+        if (words := contradiction(x, score_fn.double(x), score_fn)) is not None:
+            message = f"The fit is wrong: {words}: {remedy_of(fit.sampler, score_fn)}."
     if message is not None:
         warn_caller(message, ConvergenceWarning)
 

@@ -263,13 +263,10 @@ def all_modes(
     return modes._replace(symmetries=symmetries, ascents=(len(ends), ended), n_looks=n)
 
 
-def few_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator) -> ModeMaps:
-    """Return a mode and another one, if a dozen ascents from around it, and from where it is mirrored at the start
-    (d,) of its search, lead to one; their weights are not known.
-
-    There are fewer ascents where many looks would be needed as well.
+def few_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator, n: int) -> ModeMaps:
+    """Return a mode and another one, if n ascents from around it, and one from where it is mirrored at the start (d,)
+    of its search, lead to one; their weights are not known.
     """
-    n = 4 if n_looks(len(start)) else 10
     x = torch.cat([around(mode, n, generator), (2 * start - mode.m)[None]])
     ends = ascended(mode.pull_back(score_fn), mode.whiten(x))
     others = ends[~_near(mode, mode, ends)]

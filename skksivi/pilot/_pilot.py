@@ -26,7 +26,8 @@ training may follow. `Pilot(effort="low")` ends before "more trajectories", with
 the last two whatever was found before, unless coordinates are warped. What is good enough is said in `_points`.
 
 `effort="frugal"` has a list of its own: the mode search, other modes by a dozen ascents, some 100 calls, and
-"surrogate", which runs matched Gaussian and short chains on a surrogate of log p, by 100 to 400 scores.
+"surrogate", which runs matched Gaussian and short chains on a surrogate of log p, by 100 to 400 scores. Where it
+leaves calls, there are more ascents.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from skksivi.pilot._stages import (
     FewScores,
     IndependentDirections,
     Known,
+    LastAscents,
     LongChains,
     MatchedGaussian,
     MoreTrajectories,
@@ -96,7 +98,7 @@ QUICK: tuple[PilotStage, ...] = (
     WarpedCoordinates(),
     MoreTrajectories(),
 )
-FRUGAL: tuple[PilotStage, ...] = (Newton(), FewAscents(), FewScores())
+FRUGAL: tuple[PilotStage, ...] = (Newton(), FewAscents(), FewScores(), LastAscents())
 THOROUGH: tuple[PilotStage, ...] = (
     WiderSearch(QUICK, FEW_STARTS),
     WiderSearch(QUICK, MAX_STARTS),

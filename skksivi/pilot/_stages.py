@@ -19,7 +19,7 @@ from torch import Tensor
 from skksivi._utils.checks import warn_caller
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._marginals import fitted_marginals
-from skksivi.coordinates._whitening import LONG_CHAINS, Attempt, Whitening
+from skksivi.coordinates._whitening import LONG_CHAINS, Attempt, Whitening, n_looks
 from skksivi.judge import THRESHOLDS, Grade, Verdict
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble, Refine, as_they_are
@@ -571,7 +571,8 @@ class FewAscents:
         if (tally.left or 0) < 2 * most:
             return
         with tally.trying(most):
-            known.modes = few_modes(known.score, known.starts[0], known.mode, known.generator)
+            n = 4 if n_looks(known.n_features) else 10  # less where many looks would be needed as well
+            known.modes = few_modes(known.score, known.starts[0], known.mode, known.generator, n)
         yield pilot_of_mixture(known.modes.mixture(), N_OF_GAUSSIAN)
 
 
@@ -616,6 +617,26 @@ class FewScores:
             seen.add(x, s)
             if error < 0.5:
                 seen.metric = gaussian_of(points.x)
+
+
+@dataclass(frozen=True)
+class LastAscents:
+    """More ascents, from around the points that were found, by the calls that are left."""
+
+    name: str = OtherModes.name
+
+    def applies(self, known: Known) -> bool:
+        ascents, left = known.modes.ascents, known.score.tally.left or 0
+        return known.has_one_mode and ascents is not None and not n_looks(known.n_features) and left >= 60
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        tally, around = known.score.tally, known.mode if known.points is None else known.points.map()
+        left = tally.left or 0
+        tally.begin("search for modes", left)
+        with tally.trying(left):
+            found = few_modes(known.score, known.starts[0], around, known.generator, min(left // 7, 64))
+            known.modes_of_points = known.modes_of_points._replace(ascents=found.ascents)
+        yield from ()
 
 
 def _of_surrogate(model: Surrogate, known: Known) -> PilotPoints:

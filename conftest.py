@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def uncertified(monkeypatch):
     """Make fits without a certificate, which takes most of the time of a short one."""
-    monkeypatch.setattr("skksivi.estimators._judge.weighted_draws", lambda *_: None)
+    monkeypatch.setattr("skksivi.estimators._judge.weighted_draws", lambda *_: ())
 
 
 @pytest.fixture

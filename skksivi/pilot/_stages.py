@@ -306,9 +306,9 @@ class Newton:
             if not is_spike(modes.maps[0]):  # in which rounding is as large
                 modes = modes._replace(maps=[over_noise(score, mode) for mode in modes.maps])
                 score.tally.found(fault_of_noise(score, modes.maps[0]))
-        check_mode(score, starts[0], modes.maps[0])
         known.modes = modes
         yield standard_pilot(modes.maps[0].m, N_OF_GAUSSIAN).unwhitened(modes.maps[0])
+        check_mode(score, starts[0], modes.maps[0])
         known.score = without_wrong_density(score, modes.maps[0])
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from _expensive import Counties, Horseshoe
+from _expensive import Counties
 from posteriors import Funnel, StochasticVolatility, eight_schools_centred, normal, tensor
 from torch.nn.functional import softplus
 
@@ -401,6 +401,4 @@ CATALOGUE = {
     "funnel, d = 20": lambda: Funnel(20),
     "funnel, d = 101": lambda: Funnel(101),
     "latent process of 100 sites": LatentProcess,
-    "volatility of 100 days": lambda: volatility(100),
-    "sparse regression, 102": Horseshoe,
 }

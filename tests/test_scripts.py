@@ -296,7 +296,7 @@ STUDIES = [
     ("ksd_test", "benchmarks", ["test_power", "test_size"]),
     ("regression", "benchmarks", ["regression"]),
     ("search", "benchmarks", ["search"]),
-    ("shapes", "benchmarks", ["directions", "shapes"]),
+    ("shapes", "benchmarks", ["catalogue", "directions", "shapes"]),
     ("shards", "scaling", ["ranks", "scaling_model", "stream"]),
     ("speed", "benchmarks", ["speed"]),
     ("suites", "suites", [f"suites_{name}" for name in ("bounds", "calls", "distances", "moments", "seconds")]),

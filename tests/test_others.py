@@ -87,7 +87,6 @@ def test_many_modes_are_found_until_a_round_finds_no_other(k, d):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_search_that_finds_new_modes_to_its_end_says_so():
     """There are 300, and the search ends at 120."""
     p = scattered_mixture(300, 5, 60.0)

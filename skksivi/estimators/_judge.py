@@ -69,7 +69,6 @@ def judged(fit: Fit, score: Score, seed: int, n_values: int, most: int | None = 
 def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: int | None = None) -> Judged:
     """Judge a fit by its sampler, see `judged`."""
     sample, verdict = None, Verdict(Grade.ROUGH, "the fit has no density")
-    is_scarce = score.tally.is_scarce
     if not isinstance(sampler, Layer | Layers):
         return Judged(verdict, None)
     # else the density costs little beside the training
@@ -96,7 +95,9 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
         if is_last or not _is_open(verdict, sample):
             break
     if is_scarce and sample is None:
-        return Judged(Verdict(Grade.ROUGH, "no calls of the score are left for weighted draws"), None)
+        return Judged(
+            Verdict(Grade.ROUGH, "the calls of the score that are left do not suffice for weighted draws"), None
+        )
     if verdict.good and (reason := _of_search(sampler.whitening)) is not None:
         return Judged(replace(verdict, grade=Grade.ROUGH, reason=reason), sample)
     if is_scarce or verdict.good or (verdict.grade == Grade.WRONG and not by_chains):
@@ -108,9 +109,13 @@ def _of_search(whitening: Whitening) -> str | None:
     """Say what a search for modes may have left out, None if no more than any search may."""
     if whitening.unseen > THRESHOLDS.unseen:
         return f"the search for modes ended while {whitening.unseen:.0%} of its ascents found new ones"
-    if whitening.ascents is None or whitening.n_looks >= n_looks(d := whitening.modes.shape[1]):
+    if whitening.ascents is None:
         return None
-    n, least = whitening.ascents[0], n_looks(d)
+    n, least = whitening.ascents[0], n_looks(d := whitening.modes.shape[1])
+    if n == 0:
+        return "the calls of the score did not suffice for a search for other modes"
+    if whitening.n_looks >= least:
+        return None
     return (
         f"other modes were looked for by {n} ascents alone, and narrow ones in {d} dimensions show at some {least:,} "
         "further points. If there is one mode, set skip=['other modes'] of Pilot or a point near it as `init`"

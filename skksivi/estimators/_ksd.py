@@ -375,7 +375,7 @@ class SteinTrained(Trained, Generic[F]):
         It cannot if it started at points of a pilot, because a mixture has no parameters that could follow, or if
         either has warped coordinates.
         """
-        if self.train == "auto":
+        if self.train is not True:
             turn_frugal(self.whiten, init, score_fn)
         warps, moves = self._warps(score_fn), self.train is not False and allows_moves(target)
 

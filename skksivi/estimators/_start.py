@@ -158,8 +158,8 @@ def turn_frugal(whiten: Whiten, init: Init, score: Score) -> None:
         seconds = min(seconds, time.monotonic() - began)
     if seconds > slow:
         tally.is_frugal = True
-        most = tally.total + FRUGAL_CALLS
-        tally.limit = most if tally.limit is None else min(tally.limit, most)
+        if tally.limit is None:
+            tally.limit = tally.total + FRUGAL_CALLS
         LOGGER.info("pilot: effort='frugal' in the place of 'auto', since a call of the score takes %.2g s", seconds)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from skksivi._utils.checks import warn_caller
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
-from skksivi.coordinates._whitening import Whitening, check_start, points_near_target
+from skksivi.coordinates._whitening import LAPLACE, Whitening, check_start, points_near_target
 from skksivi.estimators._judge import contradiction, remedy_of
 from skksivi.families._samplers import Sampler
 from skksivi.judge import Grade, Verdict
@@ -244,7 +244,9 @@ def _of_verdict(fit: Fit) -> str:
         return ""
     if verdict.grade == Grade.WRONG:
         return f"The fit is wrong: {verdict.reason}"
-    chains = isinstance(whitening, Whitening) and whitening.is_rough
+    chains = (
+        isinstance(whitening, Whitening) and whitening.is_rough and whitening.found_by not in (LAPLACE, "surrogate")
+    )
     why = "the chains that explore the target have not converged, and " if chains else ""
     how_far = ", and how far cannot be told" if verdict.errors is None else ""
     return f"The fit may be wrong{how_far}: {why}{verdict.reason}"

@@ -600,6 +600,8 @@ class FewScores:
         for _ in range(16):
             if (score.tally.left or 0) < 10:
                 break
+            if len(seen.x) < d + 2:
+                raise DivergedError(x)
             seen.refit()
             points = _of_surrogate(seen.model, known)
             own = points.x[torch.randperm(len(points.x), generator=generator, device=x.device)[:n_own]]

@@ -175,7 +175,7 @@ def explored(known: Known) -> Found:
             try:
                 run_stages(FRUGAL if known.effort == "frugal" else QUICK, known)
             except DIVERGED:
-                known.points = known.points if known.effort == "low" else None
+                known.points = known.points if known.effort in ("low", "frugal") else None
         suffices = _suffices(known)
         if known.modes.maps and not suffices:
             check_resolved(known)

@@ -600,7 +600,7 @@ class FewScores:
         for _ in range(16):
             if (score.tally.left or 0) < 10:
                 break
-            if len(seen.x) < d + 2:
+            if len(seen.x) < 3:
                 raise DivergedError(x)
             seen.refit()
             points = _of_surrogate(seen.model, known)

@@ -643,10 +643,10 @@ class Angle(BlackBoxTarget):
 
 
 def check_angle(angle, mean, concentration):
-    """Compare the mean of cos and sin of an angle with those of a von Mises density."""
+    """Compare the mean of cos and sin of 4,000 angles with those of a von Mises density, within .08 sd."""
     z = np.exp(1j * (np.asarray(angle, dtype=float) - mean))
     off = np.array([z.real.mean() - i1e(concentration) / i0e(concentration), z.imag.mean()])
-    assert (np.abs(off) < 3 * np.array([z.real.std(), z.imag.std()]) / np.sqrt(len(z))).all(), off
+    assert (np.abs(off) < 5 * np.array([z.real.std(), z.imag.std()]) / np.sqrt(len(z))).all(), off
 
 
 @pytest.mark.parametrize("seed", SEEDS)

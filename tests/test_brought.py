@@ -643,10 +643,10 @@ class Angle(BlackBoxTarget):
 
 
 def check_angle(angle, mean, concentration):
-    """Compare the mean of cos and sin of 4,000 angles with those of a von Mises density, within .08 sd."""
+    """Compare the mean of cos and sin of an angle with a von Mises density, by three errors of 4,000 draws."""
     z = np.exp(1j * (np.asarray(angle, dtype=float) - mean))
     off = np.array([z.real.mean() - i1e(concentration) / i0e(concentration), z.imag.mean()])
-    assert (np.abs(off) < 5 * np.array([z.real.std(), z.imag.std()]) / np.sqrt(len(z))).all(), off
+    assert (np.abs(off) < 3 * np.array([z.real.std(), z.imag.std()]) / np.sqrt(min(len(z), 4000))).all(), off
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -704,7 +704,7 @@ def angle_of_pymc(concentration):
 def test_an_angle_of_another_library_is_fitted(make, concentration):
     target = make(concentration)
     q = KSIVIApproximator(random_state=0).fit(target)
-    check_angle(target.constrain(q.sample(4000))["angle"], 2.0, concentration)
+    check_angle(target.constrain(q.sample(40_000))["angle"], 2.0, concentration)
 
 
 def periodic(seed):

@@ -110,8 +110,8 @@ def test_wells_along_independent_directions_are_fitted_without_a_list_of_their_m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("d", "sd"), [(2, 0.1), (3, 0.5), (8, 0.5)])
-def test_a_ridge_of_modes_is_fitted(d, sd):
+@pytest.mark.parametrize(("d", "sd", "atol"), [(2, 0.1, 0.05), (3, 0.5, 0.05), (8, 0.5, 0.12)])
+def test_a_ridge_of_modes_is_fitted(d, sd, atol):
     """A sphere of radius 5, where the curvature along it is zero; of the last the judge likes points of chains."""
     p = from_log_prob(lambda x: -(x.norm(dim=1) - 5).square() / (2 * sd**2), n_features=d)
     q = KSIVIApproximator(random_state=0).fit(p)
@@ -119,7 +119,7 @@ def test_a_ridge_of_modes_is_fitted(d, sd):
     assert q.verdict_.good
     assert q.n_score_calls_ < 300_000
     r = 5 + (d - 1) * sd**2 / 5  # of the target, to first order
-    np.testing.assert_allclose(np.linalg.norm(X, axis=1).mean(), r, rtol=0.03)
+    np.testing.assert_allclose(np.linalg.norm(X, axis=1).mean(), r, atol=atol)
     np.testing.assert_allclose(X.std(0), math.sqrt((r**2 + sd**2) / d), rtol=0.05)
     assert (np.abs(X.mean(0)) < 0.3).all()
 

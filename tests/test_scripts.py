@@ -64,7 +64,7 @@ COMMANDS = {
     "benchmarks/posteriors.py": "",
     "benchmarks/training.py": "--quick --seeds 1 --names banana --jobs 1 --out training.json",
     "benchmarks/ablation.py": "--quick --jobs 1 --stages 'all modes' --out ablation.json",
-    "benchmarks/coverage.py": "--quick --names log_gamma --seeds 1 --jobs 1 --out coverage.json",
+    "benchmarks/intervals.py": "--quick --names log_gamma --seeds 1 --jobs 1 --out intervals.json",
     "benchmarks/defaults.py": "--names log_gamma --seeds 1 --jobs 1",
     "benchmarks/shards.py": "--quick --cases '1 rank large' --out shards.json",
     "benchmarks/speed.py": "--quick --cases waveform --out speed.json",
@@ -287,7 +287,7 @@ def frontier(monkeypatch):
 STUDIES = [
     ("amortized", "guide/amortized", ["amortized", "amortized_calibration", "amortized_single"]),
     ("comparison", "comparison", ["comparison"]),
-    ("coverage", "diagnose", ["coverage"]),
+    ("intervals", "diagnose", ["intervals"]),
     ("defaults", "benchmarks", ["defaults"]),
     ("diagnose", "diagnose", ["diagnose"]),
     ("frontier", "comparison", ["frontier_methods", "frontier_posteriors"]),

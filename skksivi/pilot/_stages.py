@@ -216,12 +216,12 @@ class Known:
             return
         if self.effort == "frugal":  # the last go by all scores
             return
-        found = [(now, self.modes_of_points), *reversed(self.others)]
-        found = [each for each in found if each[0].warp is None]
+        found = [each for each in ((now, self.modes_of_points), *reversed(self.others)) if each[0].warp is None]
         if now.warp is None and len(found) > 1:
             with suppress(BudgetError):
                 i = nearest_points(log_prob, [points for points, _ in found], self.generator)
                 self.points, self.modes_of_points = found[i]
+                self.others.clear()
 
 
 def _is_better(a: Verdict, b: Verdict) -> bool:

@@ -1,7 +1,7 @@
 """How often 95% intervals of what the package says of a posterior hold the true number, over default fits.
 
-python benchmarks/coverage.py [--names ...] [--seeds 3] [--repeats 50] [--jobs 2] [--out FILE.json]
-python benchmarks/coverage.py --show benchmarks/coverage.json --manual doc      the table of the manual
+python benchmarks/intervals.py [--names ...] [--seeds 3] [--repeats 50] [--jobs 2] [--out FILE.json]
+python benchmarks/intervals.py --show benchmarks/intervals.json --manual doc      the table of the manual
 
 Cases are the posteriors of benchmarks/posteriors.py, the shapes of benchmarks/_shapes.py and a banana whose moments
 are known; this one and the bioassay are fitted --repeats times. "wrong starts" and "trained starts" are those of
@@ -259,7 +259,7 @@ def main():
                 reference(name.removesuffix(" (shape)"))
     document = results(args, jobs, run, n_jobs=args.jobs)
     print(table_of_cases(document["rows"]))
-    show_tables(args, {"coverage": table(document["rows"])})
+    show_tables(args, {"intervals": table(document["rows"])})
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import importlib
 import math
 import time
 import warnings
+from collections import Counter
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -170,6 +171,7 @@ def row(q, watched, R):
         "failed": failed,
         "spent": watched.spent,
         "warned": sorted({w.category.__name__ for w in caught}),
+        "made_by": getattr(q, "fitted_by_", ""),
         **errors(X, R),
         **more,
     }
@@ -272,8 +274,21 @@ def by_posterior(document, case, methods):
     return (case.replace("_", " "), d, *("" if s is None else short(s.calls) for s in there))
 
 
+def made_by(document):
+    """Return the table of what made the draws of our fits to the 31."""
+    ours = [method for method in methods_of(document) if METHODS[method].make is KSIVIApproximator]
+    found = [
+        Counter(
+            r["rungs"][-1]["made_by"] for r in select(document["rows"], method=method) if r["case"] in POSTERIORS
+        )
+        for method in ours
+    ]
+    makers = sorted(set().union(*found), key=lambda maker: -found[0][maker])
+    return rst(("Draws made by", *ours), [(maker, *(some[maker] for some in found)) for maker in makers])
+
+
 def tables(document):
-    """Return the table of the methods and that of the posteriors."""
+    """Return the tables of the methods, of the posteriors and of what made our draws."""
     methods = methods_of(document)
     heads = ("Method", "The 31", "Expensive", "Calls, all", "W2, all")
     heads = (*heads, "Calls", "Seconds", "In score", "Next calls", "Next seconds", "Fewer calls", "Fewer seconds")
@@ -284,6 +299,7 @@ def tables(document):
         "frontier_posteriors": rst(
             ("Posterior", "d", *names), [by_posterior(document, case, methods) for case in cases]
         ),
+        "frontier_made_by": made_by(document),
     }
 
 

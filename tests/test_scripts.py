@@ -290,7 +290,7 @@ STUDIES = [
     ("intervals", "diagnose", ["intervals"]),
     ("defaults", "benchmarks", ["defaults"]),
     ("diagnose", "diagnose", ["diagnose"]),
-    ("frontier", "comparison", ["frontier_methods", "frontier_posteriors"]),
+    ("frontier", "comparison", ["frontier_made_by", "frontier_methods", "frontier_posteriors"]),
     ("growth", "benchmarks", ["growth"]),
     ("hierarchy", "benchmarks", ["hard"]),
     ("ksd_test", "benchmarks", ["test_power", "test_size"]),

@@ -38,7 +38,7 @@ from skksivi.metrics import noise_floor, sliced_wasserstein
 N_REFERENCE, N_DISTANCE, N_MOMENTS, N_BOUND, MAX_BOUND = 8000, 2000, 10_000, 400, 40
 
 #: Chains of the references without an exact sampler.
-HMC = {"n_chains": 400, "n_warmup": 30, "n_rounds": 40, "n_trajectories": 5}
+HMC = {"n_chains": 400, "n_warmup": 30, "n_rounds": 40, "n_trajectories": 20}
 
 #: Those on which such chains do not agree, whose references are by NUTS.
 STIFF = {"Brownian bridge", "sparse German credit", "volatility"}

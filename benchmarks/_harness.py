@@ -35,6 +35,9 @@ VERSIONS = {
 }
 JOB = ("case", "method", "seed")
 
+#: A fit with the defaults, which trains only where it must, and by the path gradient.
+OURS = "skksivi, defaults"
+
 
 def command(doc, *, seeds=3, jobs=None, **lists):
     """Return a parser of what every study has, of --jobs, and of options that take some of the choices in a list."""

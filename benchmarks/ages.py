@@ -38,7 +38,7 @@ def documents() -> dict[str, dict[str, Any]]:
 def versions(document: dict[str, Any], *, ours: bool = False) -> list[dict[str, str]]:
     """Return the versions that made each row, or each row of KSIVI where there are others."""
     rows = document["rows"]
-    own = [row for row in rows if "KSIVI" in str(row.get("method"))]
+    own = [row for row in rows if "ksivi" in str(row.get("method")).lower()]
     return [row.get("versions", document.get("versions")) for row in (own if ours and own else rows)]
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from _harness import command, exact, load, rst, run_missing, select, show_figure, show_tables, shown, watched
+from _harness import OURS, command, exact, load, rst, run_missing, select, show_figure, show_tables, shown, watched
 from _rivals import Flow, NutpieNUTS, available
 from paper._base import Counted, few
 from reference import mala, waveform_target
@@ -60,8 +60,8 @@ def baseline(name, **settings):
 
 
 METHODS = {
-    "KSIVI": Method(KSIVIApproximator, {}),
-    "KSIVI, trained to the end": Method(KSIVIApproximator, {"train": True, "early_stopping": False}),
+    OURS: Method(KSIVIApproximator, {}),
+    "skksivi, trained to the end": Method(KSIVIApproximator, {"train": True, "early_stopping": False}),
     "KSIVI, t mixing": Method(KSIVIApproximator, HEAVY, "Student t"),
     "HKSIVI": Method(HKSIVIApproximator, {"max_iter": 1000}),
     **{name: baseline(name) for name in baselines.__all__},
@@ -241,7 +241,7 @@ def draw(document):
     axes[1].set(xlabel="evaluations of the score")
     axes[2].set(xlabel="seconds to fit, one thread")
     for label in axes[0].get_yticklabels():
-        label.set_fontweight("bold" if "KSIVI" in label.get_text() else "normal")
+        label.set_fontweight("bold" if "sksivi" in label.get_text() else "normal")
     for ax in axes:
         ax.set_xscale("log")
         ax.grid(axis="y", color="0.92")

@@ -23,7 +23,7 @@ from multiprocessing import get_context
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from _harness import command, of, results, rst, select, show_figure, show_tables
+from _harness import OURS, command, of, results, rst, select, show_figure, show_tables
 from _rivals import NutpieNUTS, Watched, missing
 from matplotlib.ticker import NullFormatter
 
@@ -33,7 +33,7 @@ from skksivi.targets import BayesianLogisticRegression, Target
 DIMENSIONS = (2, 10, 30, 100, 300, 1000, 3000, 10_000)
 ROWS = (10**2, 10**3, 10**4, 10**5, 10**6, 10**7)
 METHODS = {
-    "KSIVI": KSIVIApproximator,
+    OURS: KSIVIApproximator,
     "NUTS": lambda random_state: NutpieNUTS(n_warmup=300, n_draws=250, random_state=random_state),
 }
 #: The most rows for NUTS, which would take more than an hour with ten times as many.
@@ -131,7 +131,7 @@ def cell(rows, key, case, method):
 def draw(rows):
     """Draw calls against the dimension, seconds against the rows, and seconds against the number of draws."""
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
-    for method, colour, marker in (("KSIVI", "#D55E00", "o"), ("NUTS", "#0072B2", "s")):
+    for method, colour, marker in ((OURS, "#D55E00", "o"), ("NUTS", "#0072B2", "s")):
         if not of(rows, "calls", case=DRAWN, method=method):
             continue
         for ax, kind, key in ((axes[0], "d", "calls"), (axes[1], "rows", "seconds")):

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _harness import command, exact, of, pairs, results, rst, show_tables, spread, watched
+from _harness import OURS, command, exact, of, pairs, results, rst, show_tables, spread, watched
 from torch import Tensor
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, mixing, modes, paper_settings, summary
@@ -51,8 +51,8 @@ STUDENT_METHODS = {
     "KSIVI, Riesz, pilot": lambda: KSIVIApproximator(kernel=Riesz()),
     "KSIVI, Riesz, t mixing": lambda: KSIVIApproximator(mixing=mixing.StudentT(2.0), **STUDENT),
     "KSIVI, Riesz, normal": lambda: KSIVIApproximator(mixing="normal", **STUDENT),
-    "KSIVI, Gaussian, normal": lambda: KSIVIApproximator(mixing="normal", **{**STUDENT, "kernel": "gaussian"}),
-    "KSIVI, defaults": lambda: KSIVIApproximator(),
+    "path gradient, normal": lambda: KSIVIApproximator(mixing="normal", **{**STUDENT, "kernel": "gaussian"}),
+    OURS: lambda: KSIVIApproximator(),
     "SIVI": lambda: SIVI(whiten=None),
 }
 
@@ -98,9 +98,9 @@ def error_of(found: Any, target: EightGaussians) -> float:  # noqa: ANN401
 
 
 RING_METHODS = {
-    "KSIVI, the paper's": lambda: KSIVIApproximator(**PAPER),
+    "one layer, path gradient": lambda: KSIVIApproximator(**PAPER),
     "SIVI": lambda: SIVI(whiten=None),
-    "KSIVI, defaults": lambda: KSIVIApproximator(),
+    OURS: lambda: KSIVIApproximator(),
     "HKSIVI, from N(0, I)": lambda: HKSIVIApproximator(whiten=None, mixing="normal"),
     "HKSIVI, defaults": lambda: HKSIVIApproximator(),
     "HKSIVI, re-weighted": lambda: HKSIVIApproximator(),
@@ -116,7 +116,7 @@ HARD = {
     ),
     "funnel, d = 10": (Funnel(10), Funnel(10), np.asarray),
 }
-HARD_METHODS = {"KSIVI": KSIVIApproximator, "HKSIVI": HKSIVIApproximator}
+HARD_METHODS = {OURS: KSIVIApproximator, "HKSIVI": HKSIVIApproximator}
 #: The forms of the eight schools, and quantiles of their spread.
 FORMS, LEVELS = {"non-centred": non_centered, "centred": lambda model: model}, (0.05, 0.5, 0.95)
 SCHOOLS_METHODS = ("skksivi", "NUTS")

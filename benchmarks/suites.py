@@ -26,7 +26,7 @@ from functools import cache, partial
 
 import numpy as np
 import torch
-from _harness import command, load, of, rst, run_missing, select, shown, watched, write_tables
+from _harness import OURS, command, load, rst, run_missing, select, show_tables, shown, watched
 from _rivals import NutpieNUTS, Watched, missing
 from comparison import FEWER
 from paper._base import few
@@ -138,12 +138,11 @@ def baseline(name, **settings):
 
 
 METHODS = {
-    "KSIVI": KSIVIApproximator,
+    OURS: KSIVIApproximator,
     **{name: baseline(name) for name in ("SIVI", "SIVISM", "UIVI", "KPG", "AISIVI", "PVI", "SIFG")},
     "KPG-IS": baseline("KPG", importance_sampling=True),
     "NUTS": NutpieNUTS,
 }
-VARIATIONAL = [name for name in METHODS if name != "NUTS"]
 
 
 # Runs
@@ -287,29 +286,12 @@ TABLES_OF = {
 }
 
 
-def wins(document):
-    """Return on which targets ours is the first of the variational methods, within it, and the others."""
-    first, behind = [], []
-    for name, floor in document["floors"].items():
-        found = {method: of(document["rows"], "w2", case=name, method=method) for method in VARIATIONAL}
-        means = {method: np.mean(values) for method, values in found.items() if values}
-        if "KSIVI" in means:
-            noise = 2 * floor["sd"]
-            (first if means["KSIVI"] <= min(means.values()) + noise else behind).append(name)
-    return first, behind
-
-
 def main():
     args = command(__doc__, names=CASES, methods=METHODS).parse_args()
     if args.quick and args.names == list(CASES):
-        args.names, args.methods, args.seeds = ["seeds", "forty Gaussians"], ["KSIVI", "KPG", "PVI"], 1
+        args.names, args.methods, args.seeds = ["seeds", "forty Gaussians"], [OURS, "KPG", "PVI"], 1
     document = shown(args) or study(args)
-    found = {f"suites_{name}": table(document, cell) for name, cell in TABLES_OF.items()}
-    print("\n".join(f"{name}\n{text}" for name, text in found.items()))
-    if args.manual:
-        write_tables(args.manual, found)
-    first, behind = wins(document)
-    print(f"First of the variational methods within the noise on {len(first)} targets, not on: {', '.join(behind)}.")
+    show_tables(args, {f"suites_{name}": table(document, cell) for name, cell in TABLES_OF.items()})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from functools import cache, partial
 
 import numpy as np
 import torch
-from _harness import command, exact, of, results, rst, select, show_tables, spread, watched
+from _harness import OURS, command, exact, of, results, rst, select, show_tables, spread, watched
 from comparison import FEWER
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines, paper_settings
@@ -34,7 +34,7 @@ def rival(name, **settings):
 
 
 METHODS = {
-    "KSIVI": lambda _: KSIVIApproximator(),
+    OURS: lambda _: KSIVIApproximator(),
     "KSIVI, paper": paper,
     "KSIVI, paper, IMQ": partial(paper, kernel="imq"),
     "HKSIVI": lambda _: HKSIVIApproximator(max_iter=1000),

@@ -313,7 +313,8 @@ def importance_weights(
     x = torch.cat([x[:n_own], mixture.wide(len(x) - n_own, generator)])
     of_sampler, of_fit = sampler_density(sampler).log_density(x), torch.arange(len(x), device=x.device) < n_own
     if origin is not None and isinstance(whitening := sampler.attributes().get("whitening_"), Whitening):
-        log_p = by_lines_from_modes(score, whitening, MOST_GAP / 10, origin.m)(x, mixture.mixed(of_sampler, x).value)
+        lines = by_lines_from_modes(score, whitening, kronrod, MOST_GAP / 10, origin.m)
+        log_p = lines(x, mixture.mixed(of_sampler, x).value)
     if log_p is None:
         log_p = log_density(score, origin, x)
     reference = None if origin is None else as_array(origin.m)
@@ -406,12 +407,9 @@ def weighted_draws(
     generator, of_wide = (torch.Generator(score.device).manual_seed(each) for each in (seed, seed ^ 2))
     parts, n_before = list[tuple[Tensor, ...]](), 0
     try:
-        mixture = DefensiveMixture.of(sampler, of_wide, SHARE)
-        lines = (
-            by_lines_from_modes(score, whitening, MOST_GAP)
-            if score.log_prob is None and whitening is not None
-            else None
-        )
+        mixture, lines = DefensiveMixture.of(sampler, of_wide, SHARE), None
+        if score.log_prob is None and whitening is not None:
+            lines = by_lines_from_modes(score, whitening, simpson, MOST_GAP)
         for n in (each * (N_INTEGRATED if score.log_prob is None else N_CHEAP) for each in times):
             own = sampler.sample(n - n_before, generator)[: round(SHARE * (n - n_before))]
             x, n_before = torch.cat([own, mixture.wide(n - n_before - len(own), of_wide)]), n
@@ -439,10 +437,10 @@ def cost_of_weights(sampler: Sampler, score: Score) -> float:
 
 
 def by_lines_from_modes(
-    score: Score, whitening: Whitening, most_gap: float, reference: Tensor | None = None
+    score: Score, whitening: Whitening, rule: Rule, most_gap: float, reference: Tensor | None = None
 ) -> Callable[[Tensor, Tensor], Tensor | None]:
     """Return a function that integrates the score from the nearest mode to points, given the log-density that has
-    drawn them, and returns log p (n,); None where too many that matter cannot be integrated by a few points.
+    drawn them, and returns log p (n,); None where too many that matter cannot be integrated by Kronrod's rule.
 
     Lines are straight in coordinates where the target nearly is a standard normal distribution, whose score is taken
     off, but for those that need many points: where two rules differ by more than the most gap, in nats. p is one at
@@ -464,7 +462,7 @@ def by_lines_from_modes(
         u = map_.whiten(y)
         nearest = torch.cdist(u, at_centres).nan_to_num(math.inf).argmin(1)
         known = heights[nearest] - (log_scale - at_origins)
-        integral, gap = _by_few_points(score_u, at_centres, u, nearest, known - log_m, most_gap)
+        integral, gap = _from_nearest(score_u, at_centres, u, nearest, known - log_m, rule, most_gap)
         log_p, rough = known + integral, _matters(integral, known - log_m, gap, most_gap)
         if not (gap < most_gap).any():
             return None
@@ -479,8 +477,8 @@ def by_lines_from_modes(
     return log_prob
 
 
-def _by_few_points(
-    score_u: ScoreFunction, a: Tensor, u: Tensor, nearest: Tensor, others: Tensor, most_gap: float
+def _from_nearest(
+    score_u: ScoreFunction, a: Tensor, u: Tensor, nearest: Tensor, others: Tensor, rule: Rule, most_gap: float
 ) -> tuple[Tensor, Tensor]:
     """Return integrals (n,) of a score to points u (n, d) from the nearest of others, a (k, d), and their gaps: by
     panels, with a better rule and more of them where their gap exceeds the most, given the others that are in the
@@ -500,7 +498,7 @@ def _by_few_points(
             integral[some] = of_normal[some] + ratio
         return (integral[rows] - before).abs()
 
-    if most_gap >= MOST_GAP:
+    if rule is simpson:
         integrate(torch.arange(len(u), device=u.device), simpson, 1)
         gap /= 2
         sure = (gap < most_gap).nonzero()[:, 0]

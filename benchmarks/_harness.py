@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager
-from datetime import date
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ GIT = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty
 VERSIONS = {
     "skksivi": __version__,
     "commit": subprocess.run(GIT, capture_output=True, text=True, check=False).stdout.strip(),
-    "date": date.today().isoformat(),
+    "date": datetime.now().isoformat(timespec="seconds"),
     "torch": torch.__version__,
     "numpy": np.__version__,
 }

@@ -4,7 +4,7 @@ python benchmarks/ablation.py [--names ...] [--stages ...] [--seeds 1] [--jobs 2
 python benchmarks/ablation.py --show benchmarks/ablation.json --manual doc      the tables of the manual
 
 Posteriors are those of benchmarks/defaults.py and shapes those of benchmarks/shapes.py, with their rules of accuracy;
-those of benchmarks/suites.py that are neither large nor stiff follow the rule of the posteriors. A stage that does
+those of benchmarks/suites.py that are not stiff follow the rule of the posteriors. A stage that does
 not run with all stages changes nothing where it is left out, so that such fits are not repeated: each row counts the
 targets for which its stage ran. A fit is lost that was accurate with it, and silent without a warning.
 """
@@ -30,9 +30,7 @@ from skksivi.pilot._pilot import QUICK, THOROUGH
 ALL = "all stages"
 STAGES = list(dict.fromkeys(stage.name for stage in (*QUICK, *THOROUGH)))
 LEFT_OUT = STAGES[1:]  # all else begins with the search for a mode
-SUITES = {
-    name: make for name, make in suites.CASES.items() if name not in {*suites.STIFF, *suites.LARGE, *POSTERIORS}
-}
+SUITES = {name: make for name, make in suites.CASES.items() if name not in {*suites.STIFF, *POSTERIORS}}
 CASES = {name: p.make for name, p in POSTERIORS.items()} | SHAPES | DIRECTIONS | SUITES
 
 

@@ -12,12 +12,11 @@ of 10,000 draws of a fit; W2 is the sliced Wasserstein distance of 4,000 of them
 floor, as in benchmarks/defaults.py.
 
 A call is a row at which the score is evaluated, with or without log p, or log p alone where the score is not; a
-product with the Jacobian of the score is a call too. Seconds are CPU time of one thread, compilation included, "in
-score" those inside the calls: the model is torch for all, so that NUTS pays a call from Python for each of its steps,
-which a model compiled together with its sampler does not. The next 10,000 draws are independent ones. Those of a fit
-are drawn and timed; for chains and weighted draws they are the calls after the warm-up, and the seconds of as many
-calls without compilation, times 10,000 over the least effective sample size of a coordinate. Rivals whose package is
-missing are left out.
+product with the Jacobian of the score is a call too. Seconds are CPU time of one thread, compilation included: the
+model is torch for all, so that NUTS pays a call from Python for each of its steps, which a model compiled together
+with its sampler does not. The next 10,000 draws are independent ones. Those of a fit are drawn and timed; for chains
+and weighted draws they are the calls after the warm-up, and the seconds of as many calls without compilation, times
+10,000 over the least effective sample size of a coordinate. Rivals whose package is missing are left out.
 """
 
 from __future__ import annotations
@@ -216,7 +215,6 @@ class Summary(NamedTuple):
 
     calls: float
     seconds: float
-    in_score: float
     next_calls: float
     next_seconds: float
     w2: float
@@ -230,10 +228,8 @@ def summary(document, case, method):
     last = [r["rungs"][-1] for r in rows]
     w2 = float(np.median([rung["w2"] / r["floor"] for rung, r in zip(last, rows, strict=True)]))
     if not all(map(is_accurate, last)):
-        return Summary(*5 * [math.inf], w2)
-    worst = (
-        max(rung[key] for rung in last) for key in ("calls", "seconds", "in_score", "next_calls", "next_seconds")
-    )
+        return Summary(*4 * [math.inf], w2)
+    worst = (max(rung[key] for rung in last) for key in ("calls", "seconds", "next_calls", "next_seconds"))
     return Summary(*worst, w2)
 
 
@@ -242,10 +238,10 @@ def of_method(document, method, cases=CASES):
     return [s for s in (summary(document, case, method) for case in cases) if s is not None]
 
 
-def compared(document, method, key):
-    """Return on how many posteriors a method needs less than our defaults, of those on which both are accurate."""
+def compared(document, method):
+    """Return on how many posteriors a method needs fewer calls than ours, of those where both are accurate."""
     pairs = ((summary(document, case, method), summary(document, case, OURS)) for case in CASES)
-    both = [(getattr(a, key), getattr(b, key)) for a, b in pairs if a and b and math.isfinite(a.calls + b.calls)]
+    both = [(a.calls, b.calls) for a, b in pairs if a and b and math.isfinite(a.calls + b.calls)]
     return "" if method == OURS else f"{sum(a < b for a, b in both)} of {len(both)}"
 
 
@@ -263,16 +259,20 @@ def short(x):
     return f"{x:,.0f}" if x >= 100 else f"{x:.2g}"
 
 
+def within_limit(some):
+    """Return how many are accurate within the limit and, if these are more, without one."""
+    within, every = sum(s.calls <= LIMIT for s in some), sum(math.isfinite(s.calls) for s in some)
+    return f"{within}{f' ({every})' if every > within else ''} of {len(some)}" if some else r"\-"
+
+
 def by_method(document, method):
     """Return a line of the first table."""
     every = of_method(document, method)
     good = [s for s in every if math.isfinite(s.calls)]
-    medians = np.median([s[:5] for s in good], 0) if good else 5 * [math.inf]
-    n = [f"{sum(math.isfinite(s.calls) for s in some)} of {len(some)}" if some else r"\-" for some in
-         (of_method(document, method, POSTERIORS), of_method(document, method, EXPENSIVE))]  # fmt: skip
+    medians = np.median([s[:4] for s in good], 0) if good else 4 * [math.inf]
+    n = [within_limit(of_method(document, method, cases)) for cases in (POSTERIORS, EXPENSIVE)]
     calls, w2 = (short(np.median([getattr(s, key) for s in every])) for key in ("calls", "w2"))
-    fewer = (compared(document, method, key) for key in ("calls", "seconds"))
-    return (method, *n, calls, w2, *map(short, medians), *fewer)
+    return (method, *n, calls, w2, *map(short, medians), compared(document, method))
 
 
 def by_posterior(document, case, methods):
@@ -287,7 +287,7 @@ def made_by(document):
     ours = [method for method in methods_of(document) if METHODS[method].make is KSIVIApproximator]
     fits = [r for r in document["rows"] if r["case"] in POSTERIORS]
     found = [Counter(r["rungs"][-1].get("made_by", "no fit") for r in select(fits, method=method)) for method in ours]
-    makers = sorted(set().union(*found), key=lambda maker: -found[0][maker])
+    makers = sorted(set().union(*found), key=lambda maker: (-found[0][maker], maker))
     return rst(("Draws made by", *ours), [(maker, *(some[maker] for some in found)) for maker in makers])
 
 
@@ -295,7 +295,7 @@ def tables(document):
     """Return the tables of the methods, of the posteriors and of what made our draws."""
     methods = methods_of(document)
     heads = ("Method", "The 31", "Expensive", "Calls, all", "W2, all")
-    heads = (*heads, "Calls", "Seconds", "In score", "Next calls", "Next seconds", "Fewer calls", "Fewer seconds")
+    heads = (*heads, "Calls", "Seconds", "Next calls", "Next seconds", "Fewer calls")
     cases = [case for case in CASES if any(r["case"] == case for r in document["rows"])]
     names = [method.split(" (")[0] for method in methods]
     return {

@@ -74,9 +74,9 @@ def flow(_):
     boxes = [
         ("score $s_p$", "checked at a few points", GREY),
         ("start", "modes, importance sampling, short chains:\npoints, and coordinates $x = m + L u$", GREEN),
-        ("verdict", "are the weights even? do the chains agree?", ORANGE),
+        ("verdict", "how far may the numbers be off?", ORANGE),
         ("training", "$u = \\mu_\\phi(z) + \\sigma_\\phi \\xi$ along the path gradient", BLUE),
-        ("certificate", "KL$(q\\|p)$ + KL$(p\\|q)$; the better of both", ORANGE),
+        ("verdict", "the better of both", ORANGE),
         ("fit", "sample, score, diagnose", GREY),
     ]
     for k, (name, text, colour) in enumerate(boxes):

@@ -16,7 +16,7 @@ are, for each target and method,
 - the points at which the score was evaluated, and seconds of one thread.
 
 Defaults everywhere; methods that are slow have the iterations of benchmarks/comparison.py. The four logistic
-regressions, the items, the returns and the counts have generated data, in the shapes of the originals.
+regressions and the returns have generated data, in the shapes of the originals.
 """
 
 from __future__ import annotations
@@ -77,17 +77,6 @@ def forty():
     return targets.GaussianMixture(means.numpy(), math.log1p(math.e) ** 2)
 
 
-def items():
-    """Four hundred students and a hundred questions, 30,012 answers."""
-    rng = np.random.RandomState(1)
-    a, b = rng.standard_normal((400, 1)), rng.standard_normal(100)
-    Y = (rng.uniform(size=(400, 100)) < 1 / (1 + np.exp(b - a - 0.75))).astype(float)
-    Y.ravel()[rng.permutation(Y.size)[30_012:]] = np.nan
-    target = targets.ItemResponse(Y)
-    target.hmc = {"dense": False, "n_chains": 100, "n_warmup": 10, "n_rounds": 80, "n_trajectories": 3}
-    return target
-
-
 def volatility():
     """A hundred returns."""
     rng = np.random.RandomState(2)
@@ -95,17 +84,6 @@ def volatility():
     for z in rng.standard_normal(99):
         h.append(0.95 * h[-1] + 0.25 * z)
     return targets.StochasticVolatility(np.exp(np.array(h) / 2 - 4.5) * rng.standard_normal(100))
-
-
-def pines():
-    """About 126 points in 1,600 cells, with the covariance of the Finnish pines."""
-    rng, M = np.random.RandomState(3), 40
-    r = np.stack(np.meshgrid(np.arange(M), np.arange(M), indexing="ij"), -1).reshape(-1, 2)
-    K = 1.91 * np.exp(-np.linalg.norm(r[:, None] - r, axis=2) * 33 / M)
-    x = math.log(126) - 1.91 / 2 + np.linalg.cholesky(K + 1e-9 * np.eye(M**2)) @ rng.standard_normal(M**2)
-    target = targets.LogGaussianCox(rng.poisson(np.exp(x) / M**2).reshape(M, M))
-    target.hmc = {"n_chains": 200, "n_warmup": 0, "n_rounds": 40, "n_trajectories": 2}
-    return target
 
 
 CASES = {
@@ -120,12 +98,7 @@ CASES = {
     "ionosphere": partial(logistic, "ionosphere"),
     "sonar": partial(logistic, "sonar"),
     "volatility": volatility,
-    "item response": items,
-    "pines": pines,
 }
-#: Those on which the slow methods are left out.
-LARGE = {"item response", "pines"}
-SLOW = {"AISIVI", "UIVI", "SIVISM", "NUTS"}
 #: Those whose second moments are those of a few draws.
 WITHOUT_MOMENTS = {"funnel"}
 
@@ -220,12 +193,7 @@ def study(args):
         n = min(N_DISTANCE, len(Y) // 2)
         floor = noise_floor(partial(sliced_wasserstein, random_state=0), Y, n, n_repeats=5, random_state=0)._asdict()
         floors[name] = floor | {"d": Y.shape[1], "r_hat": r_hat}
-        jobs = [
-            (name, method, seed)
-            for seed in range(args.seeds)
-            for method in methods
-            if not (name in LARGE and method in SLOW)
-        ]
+        jobs = [(name, method, seed) for seed in range(args.seeds) for method in methods]
         run_missing(document, args.out, jobs, partial(run, args=args))
     return document
 

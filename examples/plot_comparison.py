@@ -28,8 +28,8 @@ MAX_ITER = args.max_iter
 # sphinx_gallery_end_ignore
 
 # %%
-# The methods: two of kernel semi-implicit inference, semi-implicit inference by the evidence bound, two Gaussians,
-# particles and Markov chains.
+# The methods: the defaults of this package, which train nothing here, and its hierarchy of layers; semi-implicit
+# inference by the evidence bound, two Gaussians, particles and Markov chains.
 
 options = {"max_iter": MAX_ITER, "random_state": 0}
 methods = {

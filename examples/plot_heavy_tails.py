@@ -29,9 +29,10 @@ MAX_ITER = args.max_iter
 # sphinx_gallery_end_ignore
 
 # %%
-# The Riesz kernel is unbounded and so gives weight to distant draws. The training starts narrow, from the curvature
-# at the mode: from a start that is three times too wide the discrepancy falls outward. The defaults look for tails
-# that fall as a power, and fit in coordinates in which they are light.
+# The Riesz kernel is unbounded and so gives weight to distant draws; with it the training follows the discrepancy,
+# with the Gaussian kernel the path gradient. It starts narrow, from the curvature at the mode: from a start that is
+# three times too wide the discrepancy falls outward. The defaults look for tails that fall as a power, and fit in
+# coordinates in which they are light.
 
 target = StudentT()
 options = {"whiten": "laplace", "bandwidth": "median", "max_iter": MAX_ITER, "random_state": 0}

@@ -5,7 +5,8 @@ A logistic regression's posterior
 The posterior of the 22 coefficients of a Bayesian logistic regression, the benchmark of the KSIVI paper: fitted from
 its score alone, then sampled as often as we like. We compare three fits with exact draws, which come from long
 Metropolis-adjusted Langevin chains: a network that has not been trained and draws from N(0, I), the same network
-after a training, and the default, which finds its start by importance sampling and has nothing to train.
+after a training along the path gradient, and the default, which finds its start by importance sampling and has
+nothing to train.
 """
 
 import time

@@ -199,11 +199,9 @@ def _suffices(known: Known) -> bool:
     points, effort = known.points, known.effort
     if points is None or known.score.tally.is_spent:
         return points is not None
-    if effort in ("low", "frugal"):
-        return True
     if effort == "high" and points.warp is None:
         return False
-    if points.judged().grade > Grade.ROUGH:
+    if effort in ("low", "frugal") or points.judged().grade > Grade.ROUGH:
         return True
     if known.accepts is None or known.n_features >= MANY_FEATURES or known.modes_of_points.unweighed:
         return False

@@ -558,8 +558,9 @@ def _finite_points(score: Score, near: Tensor | None) -> tuple[Tensor, Tensor]:
     if not finite.any():
         raise ValueError(
             f"`score_fn` is not finite at any of {2 * len(x)} trial points at distances of 1e-8 to 100 from the "
-            "origin; set `init` to a point where it is finite, check it, shift and rescale the parameters so that "
-            "they are of order one, or transform them as skksivi.targets.constrained does."
+            f"origin{', but NaN (are there NaN in the data?)' * bool(s.isnan().any(1).all())}; set `init` to a point "
+            "where it is finite, check it, shift and rescale the parameters so that they are of order one, or "
+            "transform them as skksivi.targets.constrained does."
         )
     return x[finite], s[finite]
 

@@ -104,7 +104,7 @@ def _of_budget(fit: Fit, tally: Tally, advice: str) -> Fit:
     """Return a fit that has spent its budget, with a remark about it."""
     n_iter = fit.report.get("n_iter_", 0)
     reached = f"after {n_iter} iterations of the training" if n_iter else "before the training began"
-    todo = advice or "raise `max_score_calls` or, where that is None, the `budget` of whiten=Pilot(...)"
+    todo = advice or "raise `max_score_calls` or `budget` of whiten=skksivi.parameters.Pilot(...)"
     remark = (
         f"The {tally.spent:,} evaluations of `max_score_calls` were spent {reached}, and the fit is the best until "
         f"then: {todo}, or check the fit by `skksivi.diagnose`."

@@ -28,8 +28,9 @@ OLDER = {
 }
 #: The parts of the package that decide what a default fit is.
 FIT = ("coordinates", "estimators", "families", "judge.py", "pilot", "score", "training")
-#: Files of these that changed after our rows of a study were made, and move no fit.
-UNMOVED: dict[str, set[str]] = {}
+#: Files of these that changed after our rows of a study were made, and move no fit of it.
+WORDED = {f"skksivi/{name}.py" for name in ("pilot/_pilot", "score/_probe", "training/_run")}
+UNMOVED = {"frontier": WORDED, "comparison": WORDED, "suites": WORDED, "toys": WORDED}
 
 
 def documents() -> dict[str, dict[str, Any]]:

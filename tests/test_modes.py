@@ -207,3 +207,8 @@ def test_metropolis_never_accepts_a_place_without_a_finite_score():
 
     kept = metropolis(score_fn, normal(200, 1).abs() + 0.1, seeded())
     assert (kept >= 0).all()
+
+
+def test_a_score_that_is_nan_at_the_origin_starts_elsewhere():
+    q = KSIVIApproximator(random_state=0).fit(lambda x: -x * (x / x), n_features=2)
+    assert q.verdict_.good

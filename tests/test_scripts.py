@@ -1,6 +1,7 @@
 """Every example and benchmark runs, in a quick mode."""
 
 import ast
+import importlib
 import json
 import re
 import runpy
@@ -196,25 +197,21 @@ def rows_of(text, names):
     return {cells[0]: cells for cells in lines if cells[0] in names}
 
 
+def document(study):
+    return json.loads((ROOT / "benchmarks" / f"{study}.json").read_text("utf-8"))
+
+
 def test_the_readme_has_the_numbers_of_the_frontier(frontier):
-    document = json.loads((ROOT / "benchmarks" / "frontier.json").read_text())
     rows = rows_of(README, frontier.METHODS)
     assert len(rows) == 9
     for method, (_, accurate, calls, more, *_) in rows.items():
-        _, of_31, _, all_calls, _, _, _, next_calls, *_ = frontier.by_method(document, method)
+        _, of_31, _, all_calls, _, _, _, next_calls, *_ = frontier.by_method(document("frontier"), method)
         assert (accurate, calls, more) == (of_31, all_calls, next_calls)
 
 
 def test_sentences_have_the_numbers_of_their_studies(frontier):
-    import defaults
-    import intervals
-    import regression
-    import search
-    import speed
-
-    def document(study):
-        return json.loads((ROOT / "benchmarks" / f"{study}.json").read_text("utf-8"))
-
+    studies = ("defaults", "intervals", "regression", "search", "speed")
+    defaults, intervals, regression, search, speed = map(importlib.import_module, studies)
     fewer, both = frontier.compared(document("frontier"), "NUTS, low rank (nutpie)").split(" of ")
     found = document("defaults")["rows"]
     both_ways = (defaults.DEFAULTS, defaults.ALONE)

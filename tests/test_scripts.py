@@ -223,6 +223,8 @@ def test_sentences_have_the_numbers_of_their_studies(frontier):
     (x,) = (row for row in document("search")["rows"] if (row["case"], row["method"]) == ("x_shaped", "Laplace"))
     kept, *_, tau, of_ksd = search.summary(x)[1:]
     over = [float(speed.over_plain(row)) for row in document("speed")["rows"] if row["method"] != "CPU"]
+    distances = rows_of((ROOT / "doc/tables/suites_distances.txt").read_text("utf-8"), document("suites")["floors"])
+    near_floor = sum(cells[3] <= "1.3" for cells in distances.values())
     held = intervals.share([row for row in document("intervals")["rows"] if row["method"] == "defaults"], "means")
     for page, sentence in [
         ("README", f"NUTS needs fewer calls than skksivi on {fewer} of {both}."),
@@ -235,6 +237,7 @@ def test_sentences_have_the_numbers_of_their_studies(frontier):
         ),
         ("doc/benchmarks", f"it is {min(over)} to {max(over)} times as fast"),
         ("doc/nuts", f"held them {held.removeprefix('0.')}% of"),
+        ("doc/suites", f"at 1.3 times the floor on {near_floor} of these {len(distances)}*"),
         ("doc/sklearn", f"On {lowest} of {len(behind)} data sets the default has a lower NLL"),
         ("doc/sklearn", f"and on {near - lowest} others it is at most .05 nats above"),
         ("doc/sklearn", f"(Kendall's tau {tau:.2f}; {of_ksd:.2f} by the KSD)".replace("0.", ".")),
@@ -243,19 +246,19 @@ def test_sentences_have_the_numbers_of_their_studies(frontier):
         assert sentence in " ".join((ROOT / f"{page}.rst").read_text("utf-8").split())
 
 
-def test_the_readme_is_short():
-    assert len(README.split()) <= 900
-
-
 def test_addresses_and_the_version_are_those_of_the_project():
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
     assert urls["Documentation"] == DOCUMENTATION
     citation = (ROOT / "CITATION.cff").read_text("utf-8")
     assert f"repository-code: {urls['Repository']}\n" in citation
     assert f"\nversion: {__version__}\n" in citation
+    versions = json.loads((ROOT / "doc" / "_static" / "switcher.json").read_text("utf-8"))
+    (stable,) = (entry for entry in versions if entry["version"] == "stable")
+    assert (stable["url"], stable["name"]) == (f"{DOCUMENTATION}/", f"stable ({__version__})")
 
 
-def test_the_readme_names_what_ci_runs_and_no_command_with_a_placeholder():
+def test_the_readme_is_short_and_names_what_ci_runs_and_no_command_with_a_placeholder():
+    assert len(README.split()) <= 900
     ci = (ROOT / ".ci" / "run").read_text("utf-8")
     commands = [line for line in ci.splitlines() if line.startswith("make ")]
     assert commands
@@ -263,12 +266,6 @@ def test_the_readme_names_what_ci_runs_and_no_command_with_a_placeholder():
     assert {"    make demo", "    make test"} <= {line.split("  #")[0] for line in README.splitlines()}
     read = [*ROOT.glob("*.rst"), *ROOT.glob("doc/**/*.rst"), *ROOT.glob(".github/**/*.*"), ROOT / "Makefile"]
     assert not any("OWNER" in path.read_text("utf-8") for path in read)
-
-
-def test_the_pages_know_their_versions():
-    versions = json.loads((ROOT / "doc" / "_static" / "switcher.json").read_text("utf-8"))
-    (stable,) = (entry for entry in versions if entry["version"] == "stable")
-    assert (stable["url"], stable["name"]) == (f"{DOCUMENTATION}/", f"stable ({__version__})")
 
 
 @pytest.fixture

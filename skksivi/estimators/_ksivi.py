@@ -192,7 +192,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         Number of iterations, zero without training.
     n_features_in_ : int
         Dimension d of the target.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (n_features,)
         Names of the coordinates; only of a target with `names`.
     supports_ : dict
         Where the parameters live; only of a target of `skksivi.targets.constrained`, which takes it again.

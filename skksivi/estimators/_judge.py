@@ -148,10 +148,10 @@ def surely_good(sampler: Sampler, score: Score, seed: int) -> bool:
     """Tell whether some weighted draws find no error near its limit, and know all within theirs."""
     if not isinstance(sampler, Layer):
         return False
-    if (sample := next(weighted_draws(sampler, score.double, seed ^ 1), None)) is None:
-        return False
-    verdict = of_weights(sample, score, sampler.whitening, _suspects(sampler, score, seed))
-    return verdict.good and not _is_open(verdict, sample)
+    for sample in weighted_draws(sampler, score.double, seed ^ 1):
+        verdict = of_weights(sample, score, sampler.whitening, _suspects(sampler, score, seed))
+        return verdict.good and not _is_open(verdict, sample)
+    return False
 
 
 def _suspects(sampler: Layer | Layers, score: Score, seed: int) -> Tensor | None:

@@ -146,7 +146,7 @@ def find_whitening(
         map_ = Identity(starts.new_zeros(d)) if whiten is None else map_of_pair(whiten, d, score_fn.device)
         return Whitening(map_, modes=np.empty((0, d)), weights=np.empty(0), found_by=GIVEN), None
     rule = RULES[whiten.rule if isinstance(whiten, Pilot) else whiten]
-    if init is None and not score_fn.double(starts).isfinite().all():  # as of x / |x| at the origin
+    if init is None and score_fn.double(starts).isnan().any():  # as of x / |x| at the origin
         starts = trial_points(score_fn)[:1].to(starts)
     before, settings, alone = score_fn.tally.total, chains_of(whiten) or Pilot(), init is not None
     if score_fn.mode is not None:  # no other mode is possible

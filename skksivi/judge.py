@@ -165,14 +165,9 @@ class Errors(NamedTuple):
         return max(found, key=lambda each: each.excess)
 
     @property
-    def of_moments(self) -> float:
-        """The largest error of a mean or a standard deviation in units of its limit."""
-        return _in_limits(np.abs(self.mean), np.abs(self.sd))
-
-    @property
     def se_of_moments(self) -> float:
         """The largest standard error of a mean or a standard deviation in units of its limit."""
-        return _in_limits(self.mean_se, self.sd_se)
+        return float(max((self.mean_se / THRESHOLDS.mean).max(), (self.sd_se / math.log1p(THRESHOLDS.sd)).max()))
 
     @property
     def se(self) -> float:
@@ -180,11 +175,6 @@ class Errors(NamedTuple):
         has twice the standard error of a mean.
         """
         return max(self.se_of_moments, float(self.quantiles_se.max()) / (2 * THRESHOLDS.quantile))
-
-
-def _in_limits(of_means: np.ndarray, of_sds: np.ndarray) -> float:
-    """Return the largest of numbers (k,) of means and of sds in units of their limits."""
-    return float(max((of_means / THRESHOLDS.mean).max(), (of_sds / math.log1p(THRESHOLDS.sd)).max()))
 
 
 @dataclass(frozen=True, order=True)

@@ -207,7 +207,7 @@ def test_the_curve_of_a_default_fit_starts_at_its_start():
 
 @pytest.mark.slow
 def test_chains_that_have_not_converged_are_told():
-    with pytest.warns(ConvergenceWarning, match=r"(is|may be) wrong.*`budget` of whiten=Pilot"):
+    with pytest.warns(ConvergenceWarning, match=r"(is|may be) wrong.*`budget` of whiten=skksivi"):
         q = fit(funnel_score, n_features=9, max_iter=5, mixing="normal")
     assert not q.whitening_.converged
 

@@ -95,9 +95,8 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
         if is_last or not _is_open(verdict, sample):
             break
     if is_scarce and sample is None:
-        return Judged(
-            Verdict(Grade.ROUGH, "the calls of the score that are left do not suffice for weighted draws"), None
-        )
+        reason = "the calls of the score that are left do not suffice for weighted draws"
+        return Judged(Verdict(Grade.ROUGH, reason), None)
     if verdict.good and (reason := _of_search(sampler.whitening)) is not None:
         return Judged(replace(verdict, grade=Grade.ROUGH, reason=reason), sample)
     if is_scarce or verdict.good or (verdict.grade == Grade.WRONG and not by_chains):
@@ -128,16 +127,22 @@ def _is_open(verdict: Verdict, sample: ImportanceSample) -> bool:
     """
     if verdict.errors is None or verdict.grade == Grade.ROUGH:
         return True
-    near = verdict.errors.worst(THRESHOLDS.n_se).excess > THRESHOLDS.near
-    return near or verdict.errors.se_of_moments > 1 or sample.lost > THRESHOLDS.near * THRESHOLDS.beyond
+    lost = sample.lost > THRESHOLDS.near * THRESHOLDS.beyond
+    return seems_off(verdict) or verdict.errors.se_of_moments > 1 or lost
+
+
+def seems_off(verdict: Verdict) -> bool:
+    """Tell whether an error seems to be beyond its limit, or surely is near it."""
+    errors, limits = verdict.errors, ((0, 1), (THRESHOLDS.n_se, THRESHOLDS.near))
+    return errors is not None and any(errors.worst(n_se).excess > most for n_se, most in limits)
 
 
 def _is_doubtful(verdict: Verdict, sample: ImportanceSample) -> bool:
-    """Tell whether a verdict is good although a mean or an sd seems to be off by more than its limit, wrong by a
-    little, or rough only since the numbers are not known well enough.
+    """Tell whether a verdict is good although an error seems to be beyond its limit, wrong by a little, or rough only
+    since the numbers are not known well enough.
     """
     if verdict.good:
-        return verdict.errors is not None and verdict.errors.of_moments > 1
+        return verdict.errors is not None and verdict.errors.worst(0).excess > 1
     if verdict.grade == Grade.WRONG and verdict.errors is not None:  # a training takes more than draws that tell
         return sample.X.shape[1] < MANY_FEATURES and verdict.errors.worst(THRESHOLDS.n_se).excess < 2
     return verdict.grade == Grade.ROUGH and sample.trusted

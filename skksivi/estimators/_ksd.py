@@ -22,11 +22,12 @@ from skksivi.coordinates import Whitening, score_for_training
 from skksivi.coordinates._whitening import LONG_CHAINS
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
 from skksivi.estimators._fingerprint import answers_at
-from skksivi.estimators._judge import Judged, better, judge, judged
-from skksivi.estimators._refit import improves, lacks_mass, refitted, with_lost_part
+from skksivi.estimators._judge import Judged, better, judge, judged, seems_off
+from skksivi.estimators._refit import improves, knows_moments, lacks_mass, refitted, with_lost_part
 from skksivi.estimators._start import N_RESERVED, Start, find_coordinates, turn_frugal
 from skksivi.estimators._states import Comparison, SamplerOf, WhenGood, allows_moves, recentred, trained_fit, watch_of
 from skksivi.estimators._trained import F, Trained
+from skksivi.families._derived import mixture_of
 from skksivi.families._layer import Drawn, Family
 from skksivi.families._samplers import Layer, OfFamily, Sampler, WhitenedSampler
 from skksivi.judge import Grade, Verdict
@@ -164,15 +165,16 @@ class SteinTrained(Trained, Generic[F]):
         """
         found, by = judged(found, target, start.seed, len(start.past.losses) * int(self.batch_size))
         run.keep(found)
-        for _ in range(3):
+        for i in range(3):
             try:
                 other = self._other_start(start, found, by, target, run)
                 if other is None:
                     break
-                fit, by_other = judged(other.fit(self._sampler_of(target, other)), target, start.seed, 0)
+                seed = start.seed ^ (64 << i)  # other draws than it is made of
+                fit, by_other = judged(other.fit(self._sampler_of(target, other)), target, seed, 0)
             except (*DIVERGED, BudgetError):
                 break
-            if not improves(fit, by_other, found, by):
+            if not improves(fit, by_other, found, by, has_part=other.whitening is start.whitening):
                 break
             start, found, by = other, run.keep(fit), by_other
         return start, found
@@ -185,11 +187,11 @@ class SteinTrained(Trained, Generic[F]):
         is_spent = run.tally.is_spent or run.tally.is_scarce
         if by.sample is None or not can_be or is_spent or run.tally.fault is not None:
             return None
-        if by.verdict.good:
-            if not lacks_mass(start.family, by.sample):
-                return None
+        if by.verdict.good and lacks_mass(start.family, by.sample):
             return start._replace(family=with_lost_part(start.family, start.whitening, by.sample))
-        refit = refitted(start.whitening, target, by.sample, run.generator)
+        if by.verdict.good and not (seems_off(by.verdict) and knows_moments(by.sample)):
+            return None
+        refit = refitted(start.whitening, target, by.sample, run.generator, mixture_of(found.sampler))
         if refit is None:
             return None
         whitening, points = refit

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import permutations
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from skksivi._utils.arrays import as_array
 from skksivi._utils.monte_carlo import systematic_rows
+from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._whitening import Attempt, Whitening
 from skksivi.estimators._judge import Judged, is_better
 from skksivi.estimators._trained import F
-from skksivi.families._density import LogDensity
-from skksivi.families._derived import sampler_density
+from skksivi.families._derived import Pooled, sampler_density
 from skksivi.families._layer import SemiImplicit
-from skksivi.families._samplers import Sampler
+from skksivi.families._samplers import Gaussian
 from skksivi.families._weights import ImportanceSample, weighted_draws
-from skksivi.judge import THRESHOLDS
+from skksivi.judge import THRESHOLDS, Grade, Verdict
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._importance import LEAST_POINTS, Plan, fitted, refined_pilot
 from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of
@@ -28,31 +32,8 @@ from skksivi.score._score import Score
 from skksivi.training._run import Fit
 
 
-@dataclass(frozen=True)
-class MixtureSampler:
-    """Draws x of a mixture of Gaussians, in float64."""
-
-    mixture: GaussianMixtureDraws
-
-    in_parts: ClassVar[bool] = True
-
-    @property
-    def n_features(self) -> int:
-        return self.mixture.latent_dim
-
-    def attributes(self) -> dict[str, object]:
-        return {}
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return self.mixture(n, self.mixture.means, generator)
-
-    def log_density(self, x: Tensor) -> LogDensity:
-        """Evaluate its log-density (n,) at points x (n, d)."""
-        return LogDensity(self.mixture.log_density(x), x.new_zeros(len(x)))
-
-
 def refitted(
-    whitening: Whitening, score: Score, sample: ImportanceSample, generator: torch.Generator
+    whitening: Whitening, score: Score, sample: ImportanceSample, generator: torch.Generator, fit: Components | None
 ) -> tuple[Whitening, PilotPoints] | None:
     """Return coordinates and points by importance from a mixture that is fitted to the weighted draws of a fit; None
     where these are too few.
@@ -61,39 +42,29 @@ def refitted(
     before, began = score.tally.total, time.monotonic()
     stage = "refit to weighted draws"
     score.tally.begin(stage)
-    found = weighted_mixture(whitening, score, sample, generator)
+    found = weighted_mixture(whitening, score, sample, generator, fit)
     if found is None:
         return None
     sample, mixture = found
-    x = resampled_points(sample)
+    x, error = resampled_points(sample).to(score.device), (sample.share * len(sample.weights)) ** -0.5
     map_ = gaussian_of(x)
-    start = PilotPoints(map_.whiten(x), [len(x)], torch.ones(d).to(x), mixture=mixture.whitened(map_))
-    plan = Plan(fitted, least_share=0.15, most_rounds=8, forgets=True)
-    points = refined_pilot(map_.pull_back(score), start, [], generator, plan)
-    if not points.converged:
-        mean_se = start.mean_se / (sample.share * len(sample.weights)) ** 0.5
-        points = start._replace(verdict=points.verdict, mean_se=mean_se)
+    start = PilotPoints(map_.whiten(x), [len(x)], error * torch.ones(d).to(x), mixture=mixture.whitened(map_))
+    points = start._replace(verdict=Verdict(Grade.RELIABLE_WEIGHTS, f"errors {error:.2g}"))
+    if not knows_moments(sample):
+        plan = Plan(fitted, least_share=0.15, most_rounds=8, forgets=True)
+        points = refined_pilot(map_.pull_back(score), start, [], generator, plan)
+        points = points if points.converged else start._replace(verdict=points.verdict)
     points = points.unwhitened(map_)
     n_calls = score.tally.total - before
     attempt = Attempt(stage, n_calls, time.monotonic() - began, str(points.verdict))
-    mean, mean_se, sd = (a.cpu().numpy() for a in (points.x.mean(0), points.mean_se, points.x.std(0)))
-    coordinates = replace(
-        whitening,
-        map=points.map(),
-        warp=None,
-        mean=mean,
-        mean_se=mean_se,
-        sd=sd,
-        verdict=points.verdict,
-        found_by="importance sampling",
-        n_score_calls=whitening.n_score_calls + n_calls,
-        attempts=[*whitening.attempts, attempt],
-    )
-    return coordinates, points
+    mean, mean_se, sd = map(as_array, (points.x.mean(0), points.mean_se, points.x.std(0)))
+    new = replace(whitening, map=points.map(), warp=None, mean=mean, mean_se=mean_se, sd=sd, verdict=points.verdict)
+    calls, attempts = whitening.n_score_calls + n_calls, [*whitening.attempts, attempt]
+    return replace(new, found_by="importance sampling", n_score_calls=calls, attempts=attempts), points
 
 
 def weighted_mixture(
-    whitening: Whitening, score: Score, sample: ImportanceSample, generator: torch.Generator
+    whitening: Whitening, score: Score, sample: ImportanceSample, generator: torch.Generator, fit: Components | None
 ) -> tuple[ImportanceSample, Components] | None:
     """Return the weighted draws of a mixture that is fitted to those of a fit, and the mixture; None where these are
     too few.
@@ -101,19 +72,46 @@ def weighted_mixture(
     What a fit lacks becomes a Gaussian of its own, for draws around it to find more of that, until the weights are
     even enough for the adaptive mixtures of a pilot.
     """
+    if knows_moments(sample):
+        return sample, refitted_evenly(fit, sample, generator)
     mixture = fitted_mixture([torch.as_tensor(sample.draws[:LEAST_POINTS]).to(score.device)], generator)
     mixture, best = with_lost_mass(mixture, sample), None
     for i in range(5):
         if sample.share * len(sample.weights) < sample.X.shape[1] + 2:
             break
-        mixture = em_step(mixture, sample) if i else mixture
-        found = next(weighted_draws(MixtureSampler(mixture.draws()), score, i, (4,), whitening), None)
+        mixture = mixture.fitted_to(resampled_points(sample).to(score.device)) if i else mixture
+        gaussians = tuple(map(Gaussian, map(Affine, mixture.means, mixture.factors())))
+        found = next(weighted_draws(Pooled(gaussians, mixture.weights), score, i, (4,), whitening), None)
         if found is None or (best is not None and found.share < best[0].share):
             break
         sample, best = found, (found, mixture)
-        if sample.trusted and sample.share > 0.35:  # of .5 to .7 where all is right
+        if is_even(sample):
             break
     return best
+
+
+def is_even(sample: ImportanceSample) -> bool:
+    """Tell whether the weights of draws are about as even as where a fit is right, which has a share of .5 to .7."""
+    return sample.trusted and sample.share > 0.35
+
+
+def knows_moments(sample: ImportanceSample) -> bool:
+    """Tell whether a mixture may be fitted to draws: their weights are even, and of some thousand draws."""
+    return is_even(sample) and sample.share * len(sample.weights) > 1000
+
+
+def refitted_evenly(fit: Components | None, sample: ImportanceSample, generator: torch.Generator) -> Components:
+    """Return the mixture of a fit moved to weighted draws, or split, or a new one: whichever is best at draws it has
+    not seen.
+    """
+    rows = as_array(torch.randperm(len(sample.weights), generator=generator, device=generator.device))
+    shuffled = replace(sample, X=sample.X[rows], weights=sample.weights[rows])
+    x = resampled_points(shuffled, round(sample.share * len(rows))).to(generator.device)
+    ways: list[Callable[[Tensor], Components]] = [partial(fitted, generator=generator)]
+    if fit is not None:
+        ways += [fit.fitted_to, lambda x: fit.split_alike(x).fitted_to(x)]
+    pairs = list(permutations(x.chunk(2)))
+    return max(ways, key=lambda way: sum(float(way(a).draws().log_density(b).mean()) for a, b in pairs))(x)
 
 
 def with_lost_mass(mixture: Components, sample: ImportanceSample) -> Components:
@@ -121,8 +119,7 @@ def with_lost_mass(mixture: Components, sample: ImportanceSample) -> Components:
     if sample.lost == 0:
         return mixture
     part = lost_part(torch.as_tensor(sample.X).to(mixture.means), sample)
-    weights = torch.cat([(1 - sample.lost) * mixture.weights, sample.lost * part.weights])
-    return Components(weights, *(torch.cat(both) for both in zip(mixture[1:], part[1:], strict=True)))
+    return Components.together([mixture, part], [1 - sample.lost, sample.lost])
 
 
 def lost_part(x: Tensor, sample: ImportanceSample) -> Components:
@@ -139,23 +136,9 @@ def lost_part(x: Tensor, sample: ImportanceSample) -> Components:
     return Components(w.new_ones(1), m[None], covariance[None])
 
 
-def em_step(mixture: Components, sample: ImportanceSample) -> Components:
-    """Return a mixture after a step of EM with weighted draws, each Gaussian counting as many draws as features."""
-    x, d = torch.as_tensor(sample.X).to(mixture.means), mixture.means.shape[1]
-    w = mixture.draws().log_parts(x).softmax(0) * torch.as_tensor(sample.weights).to(x)  # (k, n)
-    n = w.sum(1).square() / w.square().sum(1)
-    means = w @ x / w.sum(1, keepdim=True)
-    shrinkage = (d / (n + d))[:, None]
-    means = (1 - shrinkage) * means + shrinkage * mixture.means
-    away = x - means[:, None]
-    scatter = (w[:, :, None] * away).mT @ away / w.sum(1)[:, None, None]
-    covariances = (1 - shrinkage[..., None]) * scatter + shrinkage[..., None] * mixture.covariances
-    return Components(0.999 * w.sum(1) + 0.001 / len(w), means, covariances)
-
-
-def resampled_points(sample: ImportanceSample) -> Tensor:
+def resampled_points(sample: ImportanceSample, n: int = LEAST_POINTS) -> Tensor:
     """Return points (n, d) that are picked by their weights, evenly."""
-    return torch.as_tensor(sample.X[systematic_rows(sample.weights, LEAST_POINTS)])
+    return torch.as_tensor(sample.X[systematic_rows(sample.weights, n)])
 
 
 def lacks_mass(family: nn.Module, sample: ImportanceSample) -> bool:
@@ -179,21 +162,15 @@ def with_lost_part(family: F, whitening: Whitening, sample: ImportanceSample) ->
     return cast("F", new)
 
 
-def improves(fit: Fit, by: Judged, before: Fit, by_before: Judged) -> bool:
-    """Tell whether a fit, given its verdict, is better than the one before it, which was fitted again."""
-    if by_before.verdict.good:
-        is_right, sample = by.verdict.good, by.sample  # other draws than a part was made of
-    else:
-        is_right, sample = is_better(by.verdict, by_before.verdict), by_before.sample
-    return is_right and sample is not None and gains(fit.sampler, before.sampler, sample)
-
-
-def gains(fit: Sampler, before: Sampler, sample: ImportanceSample) -> bool:
-    r"""Tell whether :math:`E_p[\log q]` of a fit exceeds that of the one before it, whose weighted draws these are.
-
-    A fit that has lost a narrow part of the target has no draws that show it.
+def improves(fit: Fit, by: Judged, before: Fit, by_before: Judged, *, has_part: bool) -> bool:
+    r"""Tell whether a fit, given its verdict, is better than the one before it, which was fitted again or to which a
+    part was added: its :math:`E_p[\log q]` is larger, too.
     """
-    x = torch.as_tensor(sample.X)
-    new, old = (sampler_density(sampler).log_density(x).value for sampler in (fit, before))
-    rows = torch.as_tensor(sample.weights) > 0
-    return bool(torch.as_tensor(sample.weights)[rows] @ (new - old)[rows].clamp(-1e6, 1e6) > 0)
+    sample = by.sample if has_part else by_before.sample  # other draws than a part was made of
+    is_right = by.verdict.good if has_part else is_better(by.verdict, by_before.verdict)
+    if not is_right or sample is None:
+        return False
+    # a fit that has lost a narrow part of the target has no draws that show it
+    rows, x = torch.as_tensor(sample.weights) > 0, torch.as_tensor(sample.X)
+    new, old = (sampler_density(each.sampler).log_density(x).value[rows] for each in (fit, before))
+    return bool(torch.as_tensor(sample.weights)[rows] @ (new - old).clamp(-1e6, 1e6) > 0)

@@ -105,15 +105,16 @@ class Components(NamedTuple):
         )
         return Components(weights, self.means.repeat(k, 1), covariances)
 
-    def fitted_to(self, x: Tensor, strength: float) -> Components:
-        """Return the mixture moved towards points x (n, d) by steps of EM, each Gaussian counting as so many points.
+    def fitted_to(self, x: Tensor) -> Components:
+        """Return the mixture moved towards points x (n, d) by steps of EM, each Gaussian counting as 20 d points.
 
         References
         ----------
         Cappé, O. et al. (2008). Adaptive importance sampling in general mixture classes. Statistics and Computing
         18(4).
         """
-        start = mixture = self.moved_alike(x).moved_alike(x)
+        start, strength = self.moved_alike(x).moved_alike(x), 20.0 * x.shape[1]
+        mixture = start
         for _ in range(3):
             shares = mixture.draws().log_parts(x).softmax(0)  # (k, n)
             n = shares.sum(1)
@@ -135,6 +136,23 @@ class Components(NamedTuple):
         z = z - shift
         scatter = ((shares[:, :, None] * z).mT @ z).sum(0) / len(x)
         return Components(0.999 * shares.mean(1) + 0.001 / len(shares), self.means + L @ shift, L @ scatter @ L.mT)
+
+    def split_alike(self, x: Tensor) -> Components:
+        r"""Return the mixture with two Gaussians in place of each, alike in units of their own, along the coordinate
+        in which points x (n, d) are least like normal ones: a component's mean moves by :math:`a v`, and its
+        covariance by :math:`(b^2 - 1) v v^\top`, with :math:`v = C e_j / \sqrt{C_{jj}}`.
+        """
+        k, sd = self.draws().log_parts(x).argmax(0), self.covariances.diagonal(dim1=1, dim2=2).sqrt()
+        z = (x - self.means[k]) / sd[k]
+        u = (z - z.mean(0)) / z.std(0)
+        j = int((u.pow(3).mean(0).square() + (u.pow(4).mean(0) - 3).square() / 4).argmax())  # Jarque and Bera's
+        found = GaussianMixture(2, tol=1e-5, max_iter=500, random_state=0).fit(as_array(z[:, j : j + 1]))
+        v = self.covariances[..., j] / sd[:, j : j + 1]
+        parts = [
+            Components(self.weights, self.means + a * v, self.covariances + (b - 1) * v[:, :, None] * v[:, None])
+            for a, b in zip(found.means_.ravel(), found.covariances_.ravel(), strict=True)
+        ]
+        return Components.together(parts, found.weights_.tolist())
 
     def stretched(self, A: Tensor, by: float, share: float) -> Components:
         r"""Return the mixture with a share of components that are wider along some linear functions :math:`a^\top x`.

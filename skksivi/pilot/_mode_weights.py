@@ -328,7 +328,7 @@ def _image(pilot: PilotPoints, g: Symmetry) -> PilotPoints:
         return image_of_pilot(pilot, g)
     x, (weights, means, covariances) = g(pilot.x), pilot.mixture
     roots = [g.tangent(m, L) for m, L in zip(means, torch.linalg.cholesky(covariances), strict=True)]
-    mixture = Components(weights, g(means), torch.stack([L @ L.mT for L in roots])).fitted_to(x, 20.0 * x.shape[1])
+    mixture = Components(weights, g(means), torch.stack([L @ L.mT for L in roots])).fitted_to(x)
     return pilot._replace(x=x, mean_se=pilot.error * x.std(0), mixture=mixture)
 
 
@@ -410,5 +410,5 @@ def fitted_image(score: Score, modes: ModeMaps, generator: torch.Generator) -> P
         verdict = within(Grade.RELIABLE_WEIGHTS, Limit("errors {:.2g}", by.se, THRESHOLDS.profile_errors[last]))
         if verdict.good and (last or not is_far):
             return pilot_with(u, by)._replace(verdict=verdict, mixture=mixture).unwhitened(map_)
-        mixture = fitted_mixture([u], generator) if i < 2 else mixture.fitted_to(u, 20.0 * u.shape[1])
+        mixture = fitted_mixture([u], generator) if i < 2 else mixture.fitted_to(u)
     return None

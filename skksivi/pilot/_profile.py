@@ -174,7 +174,7 @@ def _converged(
             return None
         if i == soon:
             start = start.of_widths((0.8, 1.8), (0.6, 0.4))
-        mixture = start.fitted_to(u, 20.0 * d)
+        mixture = start.fitted_to(u)
         verdict = judge_weights(divergence, by.se, d, i, THRESHOLDS.profile_errors[i == n_rounds])
         if verdict.good:
             return pilot_with(u, by)._replace(verdict=verdict, mixture=mixture)

@@ -128,13 +128,16 @@ def _is_open(verdict: Verdict, sample: ImportanceSample) -> bool:
     if verdict.errors is None or verdict.grade == Grade.ROUGH:
         return True
     lost = sample.lost > THRESHOLDS.near * THRESHOLDS.beyond
-    return seems_off(verdict) or verdict.errors.se_of_moments > 1 or lost
+    return seems_off(verdict.errors) or verdict.errors.se_of_moments > 1 or lost
 
 
-def seems_off(verdict: Verdict) -> bool:
-    """Tell whether an error seems to be beyond its limit, or surely is near it."""
-    errors, limits = verdict.errors, ((0, 1), (THRESHOLDS.n_se, THRESHOLDS.near))
-    return errors is not None and any(errors.worst(n_se).excess > most for n_se, most in limits)
+def seems_off(errors: Errors) -> bool:
+    """Tell whether an error is probably beyond its limit, or surely near it."""
+    return _is_beyond(errors) or errors.worst(THRESHOLDS.n_se).excess > THRESHOLDS.near
+
+
+def _is_beyond(errors: Errors) -> bool:
+    return errors.worst(THRESHOLDS.n_se / 2).excess > 1
 
 
 def _is_doubtful(verdict: Verdict, sample: ImportanceSample) -> bool:
@@ -142,7 +145,7 @@ def _is_doubtful(verdict: Verdict, sample: ImportanceSample) -> bool:
     since the numbers are not known well enough.
     """
     if verdict.good:
-        return verdict.errors is not None and verdict.errors.worst(0).excess > 1
+        return verdict.errors is not None and _is_beyond(verdict.errors)
     if verdict.grade == Grade.WRONG and verdict.errors is not None:  # a training takes more than draws that tell
         return sample.X.shape[1] < MANY_FEATURES and verdict.errors.worst(THRESHOLDS.n_se).excess < 2
     return verdict.grade == Grade.ROUGH and sample.trusted

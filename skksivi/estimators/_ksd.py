@@ -189,7 +189,7 @@ class SteinTrained(Trained, Generic[F]):
             return None
         if by.verdict.good and lacks_mass(start.family, by.sample):
             return start._replace(family=with_lost_part(start.family, start.whitening, by.sample))
-        if by.verdict.good and not (seems_off(by.verdict) and knows_moments(by.sample)):
+        if by.verdict.good and not (by.verdict.errors and seems_off(by.verdict.errors) and knows_moments(by.sample)):
             return None
         refit = refitted(start.whitening, target, by.sample, run.generator, mixture_of(found.sampler))
         if refit is None:

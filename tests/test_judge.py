@@ -113,9 +113,7 @@ def test_intervals_of_numbers_cover_those_of_the_target(shift):
 
 def test_the_worst_error_is_the_one_farthest_beyond_its_limit():
     zero = np.zeros(3)
-    errors = Errors(
-        np.array([0.0, 0.3, -0.5]), np.array([0, 0.01, 0.2]), zero, zero, np.zeros((2, 3)), np.zeros((2, 3))
-    )
+    errors = Errors(np.array([0, 0.3, -0.5]), np.array([0, 0.01, 0.2]), zero, zero, *np.zeros((2, 2, 3)))
     worst = errors.worst(2.0)
     assert (worst.kind, worst.column) == ("mean", 1)
     assert worst.excess == pytest.approx(0.28 / THRESHOLDS.mean)

@@ -161,6 +161,19 @@ def test_gaussians_moved_alike_keep_their_places():
     torch.testing.assert_close(moved.covariances[1], 1e-6 * moved.covariances[0], rtol=1e-6, atol=0)
 
 
+def test_gaussians_split_alike_have_the_skewness_of_points():
+    z, levels = normal(4000, D), A.new_tensor([0.05, 0.95])
+    z[:, 1] = -torch.special.ndtr(z[:, 1]).log().neg().log()  # Gumbel's
+    x = z @ torch.linalg.cholesky(C).mT
+    one = Components(A.new_ones(1), A[None], C[None]).moved_alike(x)
+    two = one.split_alike(x)
+    torch.testing.assert_close(two.map().m, x.mean(0))
+    draws = (each.draws()(100_000, x, torch.Generator().manual_seed(0)) for each in (one, two))
+    before, after = ((y.quantile(levels, 0) - x.quantile(levels, 0)).abs() / x.std(0) for y in draws)
+    assert before.max() > 0.2
+    assert after.max() < 0.08
+
+
 def test_gaussians_of_two_widths_have_the_same_means():
     start = Components(A.new_tensor([0.3, 0.7]), torch.stack([A, -A]), torch.stack([C, 2 * C]))
     found = start.of_widths((0.5, 2.0), (0.6, 0.4))

@@ -187,10 +187,10 @@ class SteinTrained(Trained, Generic[F]):
         is_spent = run.tally.is_spent or run.tally.is_scarce
         if by.sample is None or not can_be or is_spent or run.tally.fault is not None:
             return None
-        if by.verdict.good and lacks_mass(start.family, by.sample):
-            return start._replace(family=with_lost_part(start.family, start.whitening, by.sample))
         if by.verdict.good and not (by.verdict.errors and seems_off(by.verdict.errors) and knows_moments(by.sample)):
-            return None
+            if by.verdict.grade < Grade.RELIABLE_WEIGHTS or not lacks_mass(start.family, by.sample):
+                return None
+            return start._replace(family=with_lost_part(start.family, start.whitening, by.sample))
         refit = refitted(start.whitening, target, by.sample, run.generator, mixture_of(found.sampler))
         if refit is None:
             return None

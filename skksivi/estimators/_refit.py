@@ -163,14 +163,12 @@ def with_lost_part(family: F, whitening: Whitening, sample: ImportanceSample) ->
 
 
 def improves(fit: Fit, by: Judged, before: Fit, by_before: Judged, *, has_part: bool) -> bool:
-    r"""Tell whether a fit, given its verdict, is better than the one before it, which was fitted again or to which a
-    part was added: its :math:`E_p[\log q]` is larger, too.
+    r"""Tell whether a fit, given its verdict, is better than the one before it, to which a part was added or which
+    was fitted again. Then its :math:`E_p[\log q]` must be larger, too: one that has lost a narrow part has no draws
+    there.
     """
-    sample = by.sample if has_part else by_before.sample  # other draws than a part was made of
-    is_right = by.verdict.good if has_part else is_better(by.verdict, by_before.verdict)
-    if not is_right or sample is None:
-        return False
-    # a fit that has lost a narrow part of the target has no draws that show it
-    rows, x = torch.as_tensor(sample.weights) > 0, torch.as_tensor(sample.X)
-    new, old = (sampler_density(each.sampler).log_density(x).value[rows] for each in (fit, before))
-    return bool(torch.as_tensor(sample.weights)[rows] @ (new - old).clamp(-1e6, 1e6) > 0)
+    if has_part or by_before.sample is None or not is_better(by.verdict, by_before.verdict):
+        return is_better(by.verdict, by_before.verdict)
+    w, x = (torch.as_tensor(a) for a in (by_before.sample.weights, by_before.sample.X))
+    new, old = (sampler_density(each.sampler).log_density(x).value[w > 0] for each in (fit, before))
+    return bool(w[w > 0] @ (new - old).clamp(-1e6, 1e6) > 0)

@@ -174,7 +174,8 @@ class SteinTrained(Trained, Generic[F]):
                 fit, by_other = judged(other.fit(self._sampler_of(target, other)), target, seed, 0)
             except (*DIVERGED, BudgetError):
                 break
-            if not improves(fit, by_other, found, by, has_part=other.whitening is start.whitening):
+            has_part = other.whitening is start.whitening
+            if not improves(fit, by_other, found, by, target.device, has_part=has_part):
                 break
             start, found, by = other, run.keep(fit), by_other
         return start, found

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from skksivi._utils.arrays import as_array
+from skksivi._utils.arrays import as_array, as_tensor
 from skksivi._utils.monte_carlo import systematic_rows
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._whitening import Attempt, Whitening
@@ -96,7 +96,7 @@ def is_even(sample: ImportanceSample) -> bool:
 
 
 def knows_moments(sample: ImportanceSample) -> bool:
-    """Tell whether a mixture may be fitted to draws: their weights are even, and of some thousand draws."""
+    """Tell whether a mixture may be fitted to draws: their weights are even, and count as a thousand or more."""
     return is_even(sample) and sample.share * len(sample.weights) > 1000
 
 
@@ -162,13 +162,14 @@ def with_lost_part(family: F, whitening: Whitening, sample: ImportanceSample) ->
     return cast("F", new)
 
 
-def improves(fit: Fit, by: Judged, before: Fit, by_before: Judged, *, has_part: bool) -> bool:
+def improves(fit: Fit, by: Judged, before: Fit, by_before: Judged, device: torch.device, *, has_part: bool) -> bool:
     r"""Tell whether a fit, given its verdict, is better than the one before it, to which a part was added or which
     was fitted again. Then its :math:`E_p[\log q]` must be larger, too: one that has lost a narrow part has no draws
     there.
     """
-    if has_part or by_before.sample is None or not is_better(by.verdict, by_before.verdict):
-        return is_better(by.verdict, by_before.verdict)
-    w, x = (torch.as_tensor(a) for a in (by_before.sample.weights, by_before.sample.X))
+    is_right = is_better(by.verdict, by_before.verdict)
+    if has_part or by_before.sample is None or not is_right:
+        return is_right
+    w, x = (as_tensor(a, device=device) for a in (by_before.sample.weights, by_before.sample.X))
     new, old = (sampler_density(each.sampler).log_density(x).value[w > 0] for each in (fit, before))
     return bool(w[w > 0] @ (new - old).clamp(-1e6, 1e6) > 0)

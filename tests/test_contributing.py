@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import runpy
 import textwrap
 from pathlib import Path
 
@@ -159,3 +160,13 @@ def test_the_metric_is_zero_for_equal_samples_and_one_for_separate_ones(run):
     assert kolmogorov_smirnov(X, X[::-1]) == 0
     assert kolmogorov_smirnov(X, X + shift) == kolmogorov_smirnov(X, X - shift) == 1
     assert kolmogorov_smirnov(X, normal(400, 3, seed=1).numpy()) < 0.15
+
+
+def test_limits_of_the_ledger_only_fall():
+    risen = runpy.run_path(str(ROOT / ".ci" / "size.py"))["risen"]
+    before = {("core", "code"): 50, ("tests", "code"): 40, ("core", "names"): 3, ("core", "parameters"): 7}
+    assert risen(before, before) == risen(before, {}) == []
+    assert risen(before | {("core", "code"): 60, ("tests", "code"): 30, ("core", "names"): 2}, before) == []
+    [lines] = risen(before | {("core", "code"): 51}, before)
+    assert "lines in all rose from 90 to 91" in lines
+    assert len(risen(before | {("core", "names"): 4, ("core", "parameters"): 8}, before)) == 2

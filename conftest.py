@@ -27,24 +27,18 @@ SLOW_EXAMPLES = {
     "skksivi.baselines._critics.HSIVISM",
     "skksivi.baselines._critics.SIVISM",
     "skksivi.baselines._reverse.UIVI",
-    "skksivi.callbacks.EarlyStopping",
     "skksivi.model_selection.Replicates",
     "skksivi.model_selection.neg_ksd_scorer",
     "skksivi.predictors._predictors.KSIVIClassifier",
     "skksivi.predictors._predictors.KSIVIRegressor",
     "skksivi.bridges._jax.from_numpyro",
-    "skksivi.bridges._jax.non_centered",
-    "skksivi.bridges._jax.paired_from_numpyro",
     "skksivi.bridges._pymc.from_pymc",
-    "skksivi.bridges._pymc.paired_from_pymc",
 }
 
 #: Those whose amortised networks take fewer steps, for what they show does not depend on them.
 SHORT_NETWORKS = {
     "amortized.rst",
     "skksivi.amortized._estimator.AmortizedKSIVI",
-    "skksivi.bridges._jax.paired_from_numpyro",
-    "skksivi.bridges._pymc.paired_from_pymc",
 }
 
 pytest_plugins = ["cpu_budget"]

@@ -11,10 +11,11 @@ from types import MappingProxyType
 import numpy as np
 import torch
 from _expensive import Counties
+from _suites import ManyWell
 from posteriors import Funnel, StochasticVolatility, eight_schools_centred, normal, tensor
 from torch.nn.functional import softplus
 
-from skksivi.targets import ManyWell, Target
+from skksivi.targets import Target
 
 
 def normals(n, d, generator):

@@ -132,7 +132,7 @@ def ranks(case, method, calls, quick):
     seconds = time.process_time() - start
     found = (draws < X[:, None]).sum(1)
     names = tuple(f"x{i}" for i in range(X.shape[1]))
-    result = Calibration(found, 99, names, np.arange(n))
+    result = Calibration(found, 99, names)
     return {
         "p_value": result.p_value,
         "p_values": result.p_values.tolist(),

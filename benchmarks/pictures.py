@@ -9,7 +9,7 @@ import torch
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, mixing
 from skksivi.kernels import IMQ, Gaussian
-from skksivi.plotting import LayersDisplay
+from skksivi.plotting import DensityDisplay
 from skksivi.targets import EightGaussians, StudentT
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "0.55"
@@ -63,7 +63,13 @@ def layers(max_iter):
     """The layers of a hierarchy on a ring of eight modes."""
     target = EightGaussians()
     q = HKSIVIApproximator(n_layers=4, mixing=mixing.Normal(), whiten=None, max_iter=max_iter, random_state=0)
-    return LayersDisplay.from_estimator(q.fit(target), target).figure_
+    q.fit(target)
+    figure, axes = plt.subplots(1, 5, figsize=(12.4, 2.7), layout="constrained")
+    for ax, layer in zip(axes, range(4, -1, -1), strict=True):
+        DensityDisplay.from_draws(q.sample(2000, 0, layer=layer), target, extent=(-14, 14, -14, 14), ax=ax)
+        ax.set_title(f"layer {layer}")
+        ax.label_outer()
+    return figure
 
 
 def flow(_):

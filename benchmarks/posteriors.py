@@ -25,7 +25,6 @@ from skksivi.targets import (
     Target,
     XShaped,
 )
-from skksivi.targets._models import discounted_sum
 
 
 def normal(r, log_sd):
@@ -40,6 +39,15 @@ def wide(x, sd=10.0):
 
 def tensor(a):
     return torch.as_tensor(np.asarray(a), dtype=torch.float64)
+
+
+def discounted_sum(x, rate):
+    """Return y_t = x_t + rate y_{t-1} along the last axis of x (..., T), for rates (..., 1), in log T steps."""
+    step = 1
+    while step < x.shape[-1]:
+        x = x + rate * pad(x[..., :-step], (step, 0))
+        step, rate = 2 * step, rate.square()
+    return x
 
 
 def with_intercept(X):

@@ -123,7 +123,7 @@ ERRORS = {
 WEIGHTS = {"modes 0.6 : 0.4": 0.6, "modes 0.9 : 0.1": 0.9, "one mode of two": 1.0}
 
 
-CRITERIA = {"neg_ksd": "KSD", "energy": "Energy", "sliced_wasserstein": "Sliced W2"}
+CRITERIA = {"neg_ksd": "KSD", "mmd": "MMD", "sliced_wasserstein": "Sliced W2"}
 
 
 def power(d, n, n_repeats):

@@ -28,6 +28,14 @@ import numpy as np
 import torch
 from _harness import OURS, command, load, rst, run_missing, select, show_tables, shown, watched
 from _rivals import NutpieNUTS, Watched, missing
+from _suites import (
+    BrownianBridge,
+    ManyWell,
+    Rosenbrock,
+    SeedGermination,
+    SparseLogisticRegression,
+    StochasticVolatility,
+)
 from comparison import FEWER
 from paper._base import few
 from reference import DIRECTORY, exact_draws, nuts
@@ -83,18 +91,18 @@ def volatility():
     h = [0.0]
     for z in rng.standard_normal(99):
         h.append(0.95 * h[-1] + 0.25 * z)
-    return targets.StochasticVolatility(np.exp(np.array(h) / 2 - 4.5) * rng.standard_normal(100))
+    return StochasticVolatility(np.exp(np.array(h) / 2 - 4.5) * rng.standard_normal(100))
 
 
 CASES = {
     "funnel": targets.Funnel,
-    "many wells": targets.ManyWell,
+    "many wells": ManyWell,
     "forty Gaussians": forty,
-    "Rosenbrock": targets.Rosenbrock,
-    "Brownian bridge": targets.BrownianBridge,
-    "seeds": targets.SeedGermination,
+    "Rosenbrock": Rosenbrock,
+    "Brownian bridge": BrownianBridge,
+    "seeds": SeedGermination,
     "German credit": partial(logistic, "german"),
-    "sparse German credit": lambda: targets.SparseLogisticRegression(*design("german")),
+    "sparse German credit": lambda: SparseLogisticRegression(*design("german")),
     "ionosphere": partial(logistic, "ionosphere"),
     "sonar": partial(logistic, "sonar"),
     "volatility": volatility,

@@ -15,10 +15,10 @@ from functools import cache, partial
 import numpy as np
 import torch
 from _harness import OURS, command, exact, of, results, rst, select, show_tables, spread, watched
+from _metrics import kl_divergence
 from comparison import FEWER
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines, paper_settings
-from skksivi.metrics import kl_divergence
 from skksivi.targets import Banana, Multimodal, XShaped
 
 CASES = {"banana": Banana, "multimodal": Multimodal, "x-shaped": XShaped}

@@ -22,7 +22,7 @@ def split(name):
 
 
 class Source(SphinxRole):
-    """``:source:`stein._fused.value_and_gradients``` shows the name and leads to its lines."""
+    """``:source:`stein._estimators.value_and_gradients``` shows the name and leads to its lines."""
 
     def run(self):
         """Return the name, and note that its module is to have a page."""

@@ -61,7 +61,7 @@ numpydoc_xref_aliases = {
     **{name: f"skksivi.plotting.{name}" for name in plotting.__all__},
     **{name: f"skksivi.diagnostics.{name}" for name in ("Diagnosis", "Check")},
     **{name: f"skksivi.metrics.{name}" for name in ("KSDTest", "NoiseFloor")},
-    **{name: f"skksivi.calibration.{name}" for name in ("Calibration", "Failure")},
+    "Calibration": "skksivi.calibration.Calibration",
     "Kernel": "skksivi.kernels.Kernel",
     "Target": "skksivi.targets.Target",
 }

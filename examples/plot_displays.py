@@ -11,11 +11,11 @@ The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 
 import matplotlib.pyplot as plt
 
-from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
 from skksivi.datasets import load_waveform, load_waveform_posterior
-from skksivi.plotting import DensityDisplay, ForestDisplay, LayersDisplay, LossDisplay, MarginalsDisplay
-from skksivi.targets import Banana, BayesianLogisticRegression, EightGaussians
+from skksivi.plotting import DensityDisplay, ForestDisplay, LossDisplay, MarginalsDisplay
+from skksivi.targets import Banana, BayesianLogisticRegression
 
 MAX_ITER = 2000
 # sphinx_gallery_start_ignore
@@ -103,21 +103,6 @@ trained = KSIVIApproximator(
 display = LossDisplay.from_estimator(trained)
 # sphinx_gallery_start_ignore
 display.figure_.set_label("The loss falls over the iterations and flattens, and so does the discrepancy beside it.")
-# sphinx_gallery_end_ignore
-plt.show()
-
-# %%
-# Layers
-# ------
-#
-# `skksivi.plotting.LayersDisplay`: the layers of a hierarchy, from the base on the left to the fit on the right.
-
-ring = HKSIVIApproximator(n_layers=4, mixing="normal", whiten=None, max_iter=MAX_ITER // 2, random_state=0)
-display = LayersDisplay.from_estimator(ring.fit(EightGaussians()), EightGaussians())
-# sphinx_gallery_start_ignore
-display.figure_.set_label(
-    "Five clouds of draws: one blob in the middle spreads layer by layer to eight modes on a ring."
-)
 if args.output:
     plt.close("all")
 # sphinx_gallery_end_ignore

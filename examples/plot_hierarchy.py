@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from skksivi import HKSIVIApproximator
-from skksivi.plotting import LayersDisplay
+from skksivi.plotting import DensityDisplay
 from skksivi.targets import EightGaussians
 
 MAX_ITER = 1000  # the paper runs 50,000
@@ -31,6 +31,7 @@ MAX_ITER = args.max_iter
 # Three hierarchies from N(0, I), without whitening, which would find the modes before the training.
 
 ring = EightGaussians()
+BOX = (-14, 14, -14, 14)
 SETTINGS = {"mixing": "normal", "whiten": None, "max_iter": MAX_ITER, "random_state": 0}
 fits = {n: HKSIVIApproximator(n_layers=n, **SETTINGS).fit(ring) for n in (1, 2, 5)}
 
@@ -39,11 +40,11 @@ fits = {n: HKSIVIApproximator(n_layers=n, **SETTINGS).fit(ring) for n in (1, 2, 
 
 names = ["layer 5, the base", *(f"layer {t}" for t in range(4, 0, -1)), "layer 0, the fit"]
 layers = [fits[5].sample(2000, random_state=0, layer=t) for t in range(5, -1, -1)]
-figure, axes = plt.subplots(2, 1, figsize=(7, 5), layout="constrained")
-for row, ax in enumerate(axes):
-    shown = slice(3 * row, 3 * row + 3)
-    display = LayersDisplay.from_draws(layers[shown], ring, names=names[shown], ax=ax)
-    display.axes_[0].set(xlim=(-14, 14), ylim=(-14, 14))
+figure, axes = plt.subplots(2, 3, figsize=(7, 5), layout="constrained")
+for ax, name, X in zip(axes.flat, names, layers, strict=True):
+    DensityDisplay.from_draws(X, ring, extent=BOX, ax=ax)
+    ax.set_title(name)
+    ax.label_outer()
 # sphinx_gallery_start_ignore
 figure.set_label("Six clouds of draws, layer by layer: one blob spreads to eight modes on a ring.")
 if args.output:
@@ -62,10 +63,11 @@ for n, X in draws.items():
     shares = np.bincount(distances.argmin(1), minlength=8) / len(X)
     print(f"{n:>6}{(distances.min(1) > 3).mean():>10.1%}{shares.min():>17.3f} to {shares.max():.3f}")
 
-figure, ax = plt.subplots(figsize=(7, 2.8), layout="constrained")
-titles = [f"{n} layer" + "s" * (n > 1) for n in fits]
-display = LayersDisplay.from_draws([X[:2000] for X in draws.values()], ring, names=titles, ax=ax)
-display.axes_[0].set(xlim=(-14, 14), ylim=(-14, 14))
+figure, axes = plt.subplots(1, 3, figsize=(7, 2.8), layout="constrained")
+for ax, (n, X) in zip(axes, draws.items(), strict=True):
+    DensityDisplay.from_draws(X[:2000], ring, extent=BOX, ax=ax)
+    ax.set_title(f"{n} layer" + "s" * (n > 1))
+    ax.label_outer()
 # sphinx_gallery_start_ignore
 figure.set_label("Draws of fits with one, two and five layers over the contours of eight modes on a ring.")
 if args.output:

@@ -3,21 +3,17 @@ Rows in several processes
 =========================
 
 Each process holds its rows, and all fit in step: they send each other only sums of scores, as many numbers as points
-times features, whatever the number of rows. Here two processes on this machine do so,
+times features, whatever the number of rows. A launcher starts them, here two on this machine,
 
-``python examples/two_ranks.py``,
+``torchrun --nproc-per-node 2 examples/two_ranks.py``,
 
-and on several machines the same script runs under a launcher that sets ``RANK``, such as torchrun, on each of them:
+and on several machines the same on each of them:
 
 ``torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29500 examples/two_ranks.py``.
 
 All end with the same fit. If a process dies, the others stop with an error that names it, and the next start resumes
 from the checkpoint, with any number of processes.
 """
-
-import os
-import subprocess
-import sys
 
 import numpy as np
 import torch.distributed as dist
@@ -51,7 +47,7 @@ def rows(n, first, step):
     return X[first::step], y[first::step]
 
 
-def as_rank():
+def main():
     dist.init_process_group("gloo")  # "nccl" where each rank has a GPU
     target = Sharded(lambda rank, n_ranks: BayesianLogisticRegression(*rows(ROWS, rank, n_ranks)))
     q = KSIVIApproximator(max_iter=MAX_ITER, checkpoint=CHECKPOINT, random_state=0).fit(target)
@@ -60,18 +56,6 @@ def as_rank():
         print(f"{target!r}: mean {X.mean(0).round(2)}, sd {X.std(0).round(3)}")
         print(f"{target.traffic.n_messages} messages, {target.traffic.n_bytes / 1e6:.1f} MB")
     dist.destroy_process_group()
-
-
-def main():
-    if "RANK" in os.environ:
-        as_rank()
-        return
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    # nothing leaves this machine
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    command = [*launcher, os.path.abspath(__file__), *sys.argv[1:]]
-    print(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)  # noqa: S603
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from skksivi import annealing as annealing
     from skksivi import baselines as baselines
     from skksivi import calibration as calibration
-    from skksivi import callbacks as callbacks
     from skksivi import datasets as datasets
     from skksivi import kernels as kernels
     from skksivi import metrics as metrics
@@ -22,22 +21,20 @@ if TYPE_CHECKING:
     from skksivi import plotting as plotting
     from skksivi import targets as targets
     from skksivi import terms as terms
+    from skksivi._arviz import to_arviz as to_arviz
     from skksivi._paper import paper_settings as paper_settings
     from skksivi._version import __version__ as __version__
     from skksivi.amortized import AmortizedKSIVI as AmortizedKSIVI
     from skksivi.diagnostics import diagnose as diagnose
     from skksivi.estimators import HKSIVIApproximator as HKSIVIApproximator
     from skksivi.estimators import KSIVIApproximator as KSIVIApproximator
-    from skksivi.exports import export as export
-    from skksivi.exports import to_arviz as to_arviz
-    from skksivi.inference._compare import compare as compare
-    from skksivi.inference._ensemble import ensemble as ensemble
     from skksivi.inference._expectation import expectation as expectation
     from skksivi.inference._importance import certificate as certificate
     from skksivi.inference._importance import evidence as evidence
     from skksivi.inference._importance import importance_sample as importance_sample
     from skksivi.inference._importance import refine as refine
     from skksivi.inference._modes import modes as modes
+    from skksivi.inference._summary import compare as compare
     from skksivi.inference._summary import summary as summary
     from skksivi.persistence import load as load
     from skksivi.persistence import save as save
@@ -48,21 +45,19 @@ else:
         __name__,
         {
             "": [
-                "amortized", "annealing", "baselines", "calibration", "callbacks", "datasets", "kernels", "metrics",
-                "mixing", "model_selection", "parameters", "plotting", "targets", "terms",
+                "amortized", "annealing", "baselines", "calibration", "datasets", "kernels", "metrics", "mixing",
+                "model_selection", "parameters", "plotting", "targets", "terms",
             ],
             "_version": ["__version__"],
             "estimators": ["HKSIVIApproximator", "KSIVIApproximator"],
-            "inference._compare": ["compare"],
-            "inference._ensemble": ["ensemble"],
             "inference._expectation": ["expectation"],
             "inference._importance": ["certificate", "evidence", "importance_sample", "refine"],
             "inference._modes": ["modes"],
-            "inference._summary": ["summary"],
+            "inference._summary": ["compare", "summary"],
+            "_arviz": ["to_arviz"],
             "_paper": ["paper_settings"],
             "amortized": ["AmortizedKSIVI"],
             "diagnostics": ["diagnose"],
-            "exports": ["export", "to_arviz"],
             "persistence": ["load", "save"],
             "predictors": ["KSIVIClassifier", "KSIVIRegressor"],
         },

@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator
 from skksivi._utils.arrays import check_function
 from skksivi._utils.checks import lies_between
 
-__all__ = ["BRIDGES", "Cosine", "Geometric", "Linear"]
+__all__ = ["BRIDGES", "Linear"]
 __dir__ = __all__.copy
 
 #: Bridges by name.
@@ -45,8 +45,7 @@ class Linear(BaseEstimator):
 
     See Also
     --------
-    Cosine : A schedule that is flat at both ends.
-    Geometric : A schedule of equal factors.
+    skksivi.parameters.Bridge : The path of a hierarchy from its base to the target.
 
     Examples
     --------
@@ -61,78 +60,9 @@ class Linear(BaseEstimator):
 
     def __call__(self, progress: float) -> float:
         """Return the inverse temperature at `progress` in [0, 1]."""
-        _check_schedule(self)
+        if not all(lies_between(share, 0, math.nextafter(1, 2)) for share in (self.start, self.until)):
+            raise ValueError(f"`start` and `until` must lie in (0, 1], got {self.start!r} and {self.until!r}.")
         return min(1.0, self.start + (1 - self.start) * progress / self.until)
-
-
-@dataclass(eq=False, repr=False)
-class Geometric(BaseEstimator):
-    """Raise the inverse temperature by equal factors to one, then stay there.
-
-    Parameters
-    ----------
-    start : float, default=0.01
-        Inverse temperature at the start, in (0, 1].
-    until : float, default=0.5
-        Share of the training after which it is one, in (0, 1].
-
-    See Also
-    --------
-    Linear : A linear schedule, as in the paper.
-    Cosine : A schedule that is flat at both ends.
-
-    Examples
-    --------
-    >>> from skksivi.annealing import Geometric
-    >>> [round(Geometric()(progress), 2) for progress in (0.0, 0.25, 0.9)]
-    [0.01, 0.1, 1.0]
-    """
-
-    start: float = 0.01
-    until: float = 0.5
-
-    def __call__(self, progress: float) -> float:
-        """Return the inverse temperature at `progress` in [0, 1]."""
-        _check_schedule(self)
-        return self.start ** max(0.0, 1 - progress / self.until)
-
-
-@dataclass(eq=False, repr=False)
-class Cosine(BaseEstimator):
-    """Raise the inverse temperature to one along half a cosine, flat at both ends, then stay there.
-
-    Parameters
-    ----------
-    start : float, default=0.1
-        Inverse temperature at the start, in (0, 1].
-    until : float, default=0.5
-        Share of the training after which it is one, in (0, 1].
-
-    See Also
-    --------
-    Linear : A linear schedule, as in the paper.
-    Geometric : A schedule of equal factors.
-
-    Examples
-    --------
-    >>> from skksivi.annealing import Cosine
-    >>> [round(Cosine()(progress), 2) for progress in (0.0, 0.25, 0.9)]
-    [0.1, 0.55, 1.0]
-    """
-
-    start: float = 0.1
-    until: float = 0.5
-
-    def __call__(self, progress: float) -> float:
-        """Return the inverse temperature at `progress` in [0, 1]."""
-        _check_schedule(self)
-        rise = (1 - math.cos(math.pi * min(1.0, progress / self.until))) / 2
-        return self.start + (1 - self.start) * rise
-
-
-def _check_schedule(schedule: Linear | Geometric | Cosine) -> None:
-    if not all(lies_between(share, 0, math.nextafter(1, 2)) for share in (schedule.start, schedule.until)):
-        raise ValueError(f"`start` and `until` must lie in (0, 1], got {schedule.start!r} and {schedule.until!r}.")
 
 
 def bridge_levels(bridge: str | Callable[[float], float], n_layers: int) -> list[float]:

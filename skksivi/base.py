@@ -37,21 +37,12 @@ from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constraints, Interval, Nested, ParameterObject, StrOptions, expanded
 from skksivi.pilot._large_data import large_data
 from skksivi.pilot._mixture import Components
-from skksivi.score._improper import check_proper
-from skksivi.score._score import CarriesScore, Score, is_target
+from skksivi.score._domain import check_proper
+from skksivi.score._score import Score, is_target
 from skksivi.score._tally import Stage, Tally
 from skksivi.score._target import TargetOrScore, on_device, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
-from skksivi.targets._base import from_score_fn
-from skksivi.training._hooks import (
-    PILOT_PARTS,
-    Callbacks,
-    CallbackSupportMixin,
-    LongWait,
-    StageReport,
-    with_callbacks,
-)
-from skksivi.training._run import Fit, Run, explained, logged, ordinary_mode
+from skksivi.training._run import Fit, Reporter, Run, explained, logged, ordinary_mode
 
 __all__ = ["BaseApproximator", "Constraints", "HasMethods", "Integral", "Interval", "Real", "StrOptions"]
 __dir__ = __all__.copy
@@ -68,7 +59,7 @@ N_COMPARED = 200
 MAX_VAGUE = 0.5
 
 
-class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
+class BaseApproximator(DensityMixin, Nested, ABC):
     """Base of the approximators; a leaf gives `_fit`, which returns a `Fit` and assigns nothing."""
 
     _parameter_constraints: ClassVar[Constraints] = {
@@ -92,7 +83,6 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
     #: Of those that log nothing.
     verbose: int = 0
 
-    @with_callbacks
     def fit(self, score_fn: TargetOrScore, y: object = None, *, n_features: int | None = None) -> Self:
         """Fit the distribution to a target known by its score.
 
@@ -135,66 +125,35 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
             or too few.
         """
         self._validate_params()
-        est = self._resolved()
+        est, reporter = self._resolved(), Reporter(self.verbose, score_fn)
         est._check_parameters(unwrapped(score_fn, n_features)[1])
         device = resolve_device(self.device, score_fn)
         seed = make_seed(_of_replicate(score_fn, self.random_state))
-        callbacks = self._set_up_callbacks(est, score_fn, n_features)
-        wait = LongWait(score_fn) if self.verbose >= 0 else None
         with ordinary_mode(device), logged(self.verbose):
             near, dtype = est._points_near_target(), DTYPES[self.dtype]
             probed = resolve_score(
                 score_fn, n_features, dtype=dtype, device=device, near=near, warns=False, frugal=est._is_frugal()
             )
-            run, tally = Run(seed, device, probed.tally), probed.tally
-            with _told_of_end(self, tally):
-                tally.limit, tally.listener = est._max_score_calls(), wait
-                with explained(probed):
+            run = Run(seed, device, probed.tally, [reporter])
+            run.tally.limit = est._max_score_calls()
+            with _told_of_end(self, run.tally):
+                with explained(probed), reporter.following(run.tally):
                     check_proper(probed.double)
                     target = large_data(probed, near) if est._expands else probed
-                    self._report_to(callbacks, run)
-                    tally.end("fit")
+                    run.tally.end("fit")
                     fit = run.result(partial(est._fit, target), target.advice)
                 learn(self, fit, run)
                 self.__dict__.update(est._made_with(fit))
                 _keep_names(self, score_fn, probed.names)
-                tally.listener = None
-                if probed.doubt is not None and probed.doubt.ends is not None:
-                    x = fit.sampler.sample(N_COMPARED, make_generator(seed, device))
-                    probed = probed if probed.doubt.concerns(x.double()) else replace(probed, doubt=None)
-                try:
-                    with explained(probed):
-                        run.finish(fit.ended_by is None and not tally.is_spent)
-                        est._conclude(fit, target, run.generator)
-                finally:
-                    tally.end()
-                    self.__dict__.update(counts(tally))
-                    if self.verbose > 0:
-                        made = [f"fitted by {fit.report['fitted_by_']}"] if "fitted_by_" in fit.report else []
-                        LOGGER.info("%s", "; ".join([*map(str, self.stages_), *made]))
+                probed = _doubted(probed, fit, run)
+                with explained(probed), _counted(self, run.tally):
+                    run.finish(fit.ended_by is None and not run.tally.is_spent)
+                    est._conclude(fit, target, run.generator)
                 if fit.ended_by is not None:
                     raise fit.ended_by
         if probed.doubt is not None:
             warn_caller(probed.doubt.words)
-        callbacks.end()
         return self
-
-    def _set_up_callbacks(self, est: Self, score_fn: TargetOrScore, n_features: int | None) -> Callbacks:
-        """Return the callbacks of a fit that another estimator makes for this one."""
-        are_set = bool(getattr(self, "_skl_callbacks", None))
-        n_pilot = est._n_pilot_calls() if are_set else 0
-        context = self._init_callback_context(max_subtasks=est._n_reports() + (PILOT_PARTS if n_pilot else 0))
-        seen = _as_target(score_fn, n_features) if are_set else None
-        return Callbacks(context, are_set=are_set, n_pilot=n_pilot, estimator=self, X=seen)
-
-    def _report_to(self, callbacks: Callbacks, run: Run) -> None:
-        if callbacks.are_set:
-            run.show = lambda fit: callbacks.report(
-                "iterations", reconstruction_attributes=learned_attributes(fit, run, self.dtype)
-            )
-        if callbacks.are_set or self.verbose > 1:
-            report = partial(callbacks.report, "whitening")
-            run.tally.listener = StageReport(log=self.verbose > 1, n_pilot=callbacks.n_pilot, report=report)
 
     def _expanded(self, name: str, value: object) -> BaseEstimator | None:
         return resolve_kernel(value) if name == "kernel" and isinstance(value, str) else expanded(name, value)
@@ -395,10 +354,6 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
         """Whether the fit takes large data as an expansion at their mode."""
         return False
 
-    def _n_reports(self) -> int:
-        """Return how often the training of a fit calls back if it runs to completion."""
-        return 0
-
     def _max_score_calls(self) -> int | None:
         """None for no limit."""
         return None
@@ -406,10 +361,6 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
     def _is_frugal(self) -> bool:
         """Tell whether the fit makes do with few calls of the score."""
         return False
-
-    def _n_pilot_calls(self) -> int:
-        """Return the approximate number of score calls by chains that explore the target, zero if there are none."""
-        return 0
 
     @abstractmethod
     def _fit(self, score_fn: Score, run: Run) -> Fit:
@@ -491,6 +442,27 @@ def _told_of_end(est: BaseApproximator, tally: Tally) -> Iterator[None]:
             "the fit until then is kept and can be used" if is_kept else "there was nothing to keep yet",
         )
         raise
+
+
+@contextmanager
+def _counted(est: BaseApproximator, tally: Tally) -> Iterator[None]:
+    """Store the counts of a fit when it ends, and log what its stages took."""
+    try:
+        yield
+    finally:
+        tally.end()
+        est.__dict__.update(counts(tally))
+        if est.verbose > 0:
+            made = vars(est).get("fitted_by_")
+            LOGGER.info("%s", "; ".join([*map(str, est.stages_), *([] if made is None else [f"fitted by {made}"])]))
+
+
+def _doubted(probed: Score, fit: Fit, run: Run) -> Score:
+    """Return a score without its doubt, where that does not concern the draws of a fit."""
+    if probed.doubt is None or probed.doubt.ends is None:
+        return probed
+    x = fit.sampler.sample(N_COMPARED, make_generator(run.seed, run.device))
+    return probed if probed.doubt.concerns(x.double()) else replace(probed, doubt=None)
 
 
 def learn(est: BaseApproximator, fit: Fit, run: Run) -> None:
@@ -578,8 +550,3 @@ def _of_replicate(target: TargetOrScore, random_state: RandomState) -> RandomSta
         return random_state
     own = [] if random_state is None else [make_seed(random_state)]
     return np.random.RandomState([*own, *replicate])
-
-
-def _as_target(score_fn: TargetOrScore, n_features: int | None) -> CarriesScore:
-    """Return the target for callbacks, which would call a bare function."""
-    return score_fn if is_target(score_fn) else from_score_fn(*unwrapped(score_fn, n_features))

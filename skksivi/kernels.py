@@ -27,7 +27,7 @@ from torch import Tensor
 from skksivi._utils.arrays import argmedian
 from skksivi._utils.checks import lies_between
 
-__all__ = ["IMQ", "KERNELS", "Gaussian", "Kernel", "Laplace", "Riesz", "Tilted"]
+__all__ = ["IMQ", "KERNELS", "Gaussian", "Kernel", "Laplace", "Riesz"]
 __dir__ = __all__.copy
 
 #: The median heuristic looks at the pairs of this many draws, so that it costs little beside the kernel itself.
@@ -113,8 +113,6 @@ class Kernel(BaseEstimator, ABC):
     centred = False
     #: Whether the profile has two derivatives at zero, as the diagonal of a Stein kernel needs.
     smooth = True
-    #: Whether each argument has a weight, as in `Tilted`.
-    tilted = False
 
     bandwidth: float | str = "median"
 
@@ -172,14 +170,14 @@ class Kernel(BaseEstimator, ABC):
         return [value.detach() for value in values]
 
     def weighted(self, x: Tensor, f: Tensor) -> tuple[Kernel, Tensor, Gradients]:
-        r"""Move the weights of a kernel :math:`w(x) k(x, y) w(y)` into f, where a sum over pairs is to be taken.
+        r"""Move the root of a metric of the kernel into f, where a sum over pairs is to be taken; here there is none.
 
         Returns
         -------
         kernel : Kernel
             The k.
         g : Tensor of shape (..., n, d)
-            The w f, so that :math:`\sum_{ij} k(x_i, x_j) \langle g_i, g_j \rangle` is the sum.
+            The f in the metric, so that :math:`\sum_{ij} k(x_i, x_j) \langle g_i, g_j \rangle` is the sum.
         pullback : callable
             Maps the gradients of that sum in x, while g stands still, and in g to those in x and f.
         """
@@ -366,7 +364,7 @@ class Riesz(Kernel):
     See Also
     --------
     IMQ : Decays slowly, for many dimensions.
-    Tilted : A kernel with weights of its arguments.
+    Gaussian : The default, sensitive to shape in a few dimensions.
 
     References
     ----------
@@ -415,107 +413,6 @@ class Riesz(Kernel):
     def median_level(self, n: int) -> float:
         """Return one."""
         return 1.0
-
-
-class Tilted(Kernel):
-    r"""Another kernel times a weight of each argument, :math:`w(x)\, k(x, y)\, w(y)`.
-
-    .. math:: w(x) = (1 + \|x\|^2 / c^2)^b
-
-    An increasing weight, b > 0, makes the discrepancy more sensitive to the tails, a decreasing one less; in whitened
-    coordinates c = 1 is one standard deviation.
-
-    Parameters
-    ----------
-    kernel : Kernel
-        The k.
-    exponent : float, default=0.25
-        The b.
-    scale : float, default=1.0
-        The c > 0, in the units of the draws.
-
-    See Also
-    --------
-    Kernel : The base of all kernels.
-    Riesz : Unbounded, for heavy tails.
-
-    References
-    ----------
-    Barp, A., Simon-Gabriel, C.-J., Girolami, M. and Mackey, L. (2022). Targeted separation and convergence with
-    kernel discrepancies. https://arxiv.org/abs/2209.12835
-
-    Examples
-    --------
-    >>> import torch
-    >>> from skksivi.kernels import Gaussian, Tilted
-    >>> Tilted(Gaussian(bandwidth=1.0), exponent=0.5)(torch.tensor([[0.0], [1.0]]))
-    tensor([[1.0000, 0.8578],
-            [0.8578, 2.0000]])
-    """
-
-    tilted = True
-
-    def __init__(self, kernel: Kernel, *, exponent: float = 0.25, scale: float = 1.0) -> None:
-        self.kernel = kernel
-        self.exponent = exponent
-        self.scale = scale
-
-    def weight(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return w at x (..., n, d), of shape (..., n, 1), and its gradient (..., n, d)."""
-        base = 1 + x.square().sum(-1, keepdim=True) / self.scale**2
-        w = base**self.exponent
-        return w, 2 * self.exponent / self.scale**2 * w / base * x
-
-    def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Evaluate the kernel on all pairs of rows, as any `Kernel`."""
-        self.check()
-        w_x = self.weight(x)[0]
-        w_y = w_x if y is None else self.weight(y)[0]
-        return w_x * self.kernel(x, y) * w_y.mT
-
-    def weighted(self, x: Tensor, f: Tensor) -> tuple[Kernel, Tensor, Gradients]:
-        """Move the weights of the arguments into f, as `Kernel.weighted`."""
-        w, dw = self.weight(x)
-        kernel, g, pull = self.kernel.weighted(x, w * f)
-
-        def pullback(dx: Tensor, dg: Tensor) -> tuple[Tensor, Tensor]:
-            dx, dg = pull(dx, dg)
-            return dx.addcmul_((dg * f).sum(-1, keepdim=True), dw), w * dg
-
-        return kernel, g, pullback
-
-    def frozen(self, x: Tensor) -> Self:
-        """Return a copy the bandwidth of whose kernel is a number, as `Kernel.frozen`."""
-        self.check()
-        return clone(self).set_params(kernel=self.kernel.frozen(x))
-
-    def with_bandwidth(self, bandwidth: float | str) -> Self:
-        """Return a copy the bandwidth of whose kernel is another."""
-        self.check()
-        return clone(self).set_params(kernel=self.kernel.with_bandwidth(bandwidth))
-
-    def check(self) -> None:
-        """Raise ValueError or TypeError unless each parameter is in its range."""
-        if not isinstance(self.kernel, Kernel):
-            raise TypeError(f"`kernel` of Tilted must be a Kernel, got {self.kernel!r}.")
-        if not lies_between(self.exponent, -math.inf, math.inf) or not lies_between(self.scale, 0, math.inf):
-            raise ValueError(
-                f"`exponent` must be a finite number and `scale` a positive one, got {self.exponent!r} and "
-                f"{self.scale!r}."
-            )
-        self.kernel.check()
-
-    def profile(self, t: Tensor) -> Tensor:
-        """Return the kernel's, without the weights."""
-        return self.kernel.profile(t)
-
-    def slope(self, t: Tensor, k: Tensor) -> Tensor:
-        """Return the kernel's, without the weights."""
-        return self.kernel.slope(t, k)
-
-    def median_level(self, n: int) -> float:
-        """Return the kernel's, without the weights."""
-        return self.kernel.median_level(n)
 
 
 def _root(t: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """How close two samples are to each other, or a sample to a target known by its score.
 
-`wasserstein_in_box`, `mmd` and `ksd` are squared; `sliced_wasserstein` and `correlation_error` are not, and
-`energy_distance` takes no root. Between two exact samples they are not zero: `noise_floor` gives their values.
+`mmd` and `ksd` are squared; `sliced_wasserstein` is not. Between two exact samples they are not zero: `noise_floor`
+gives their values.
 """
 
 from __future__ import annotations
@@ -20,23 +20,11 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_tensor, make_generator, without_graph
 from skksivi._utils.checks import check_integer
-from skksivi.kernels import IMQ, Kernel, Riesz, resolve_kernel
+from skksivi.kernels import IMQ, Kernel, resolve_kernel
 from skksivi.score import ScoreFunction, in_double
 from skksivi.stein import finite_scores, mean_between, mean_within, stein_matrix, tiles, upper_blocks
 
-__all__ = [
-    "KSDTest",
-    "NoiseFloor",
-    "correlation_error",
-    "energy_distance",
-    "kl_divergence",
-    "ksd",
-    "ksd_test",
-    "mmd",
-    "noise_floor",
-    "sliced_wasserstein",
-    "wasserstein_in_box",
-]
+__all__ = ["KSDTest", "NoiseFloor", "ksd", "ksd_test", "mmd", "noise_floor", "sliced_wasserstein"]
 __dir__ = __all__.copy
 
 
@@ -53,58 +41,6 @@ def check_statistic(statistic: str) -> None:
     """Raise unless `statistic` names a mean over pairs."""
     if statistic not in ("u", "v"):
         raise ValueError(f"`statistic` must be 'u' or 'v', got {statistic!r}.")
-
-
-def correlation_error(X: ArrayLike, Y: ArrayLike, *, summary: str = "rms") -> float:
-    r"""Compute the distance between the pairwise correlations of two samples.
-
-    .. math:: \left( \frac{2}{d (d - 1)} \sum_{i < j} (r_{ij}(X) - r_{ij}(Y))^2 \right)^{1/2}
-
-    or :math:`\max_{i < j} |r_{ij}(X) - r_{ij}(Y)|`, with r the correlation coefficients.
-
-    Parameters
-    ----------
-    X : array-like of shape (n, d)
-    Y : array-like of shape (m, d)
-    summary : {"rms", "max"}, default="rms"
-        Root of the mean square, or largest absolute difference, over the pairs of columns.
-
-    Returns
-    -------
-    error : float
-        Not squared, without units, from 0 to 2.
-
-    Raises
-    ------
-    ValueError
-        X and Y differ in their number of columns, hold non-finite values, a constant column or fewer than two rows or
-        columns.
-
-    See Also
-    --------
-    noise_floor : The Monte Carlo noise of a metric.
-
-    Examples
-    --------
-    >>> from skksivi.metrics import correlation_error
-    >>> round(correlation_error([[0.0, 0.0], [1.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]), 6)
-    2.0
-    """
-    X, Y = check_pair(X, Y, min_samples=2)
-    if summary not in ("rms", "max"):
-        raise ValueError(f"`summary` must be 'rms' or 'max', got {summary!r}.")
-    if X.shape[1] < 2:
-        raise ValueError("`X` and `Y` have 1 column; a correlation needs two.")
-    errors = np.abs(correlations(X, "X") - correlations(Y, "Y"))
-    return float(errors.max() if summary == "max" else np.sqrt(np.mean(errors**2)))
-
-
-def correlations(A: np.ndarray, name: str) -> np.ndarray:
-    """Return the correlation coefficients of the pairs of columns, shape (d (d - 1) / 2,)."""
-    constant = np.flatnonzero(np.ptp(A, axis=0) == 0)
-    if len(constant):
-        raise ValueError(f"Column {constant[0]} of `{name}` is constant and has no correlations; leave it out.")
-    return np.corrcoef(A, rowvar=False)[np.triu_indices(A.shape[1], 1)]
 
 
 #: Projected values that are sorted at a time.
@@ -148,8 +84,7 @@ def sliced_wasserstein(
 
     See Also
     --------
-    energy_distance : A distance without parameters.
-    wasserstein_in_box : Exact transport inside a box.
+    mmd : Maximum mean discrepancy.
     noise_floor : The Monte Carlo noise of a metric.
 
     References
@@ -186,124 +121,6 @@ def _line_costs(x: np.ndarray, y: np.ndarray, p: float) -> np.ndarray:
     return widths @ np.abs(x[(middle * len(x)).astype(int)] - y[(middle * len(y)).astype(int)]) ** p
 
 
-def wasserstein_in_box(X: ArrayLike, Y: ArrayLike, half_width: float) -> float:
-    r"""Compute the squared Wasserstein distance between two samples inside a box, for heavy tails.
-
-    .. math:: W_2^2(X', Y') = \min_\pi \sum_{ij} \pi_{ij} \|x_i - y_j\|^2, \quad X' = X \cap [-a, a]^d
-
-    with equal weights on the remaining rows. The few distant draws of a heavy tail, which differ between any two
-    samples, then do not dominate; the share of draws outside does not count. The paper uses a = 5, 8, 10, ten times
-    as many exact draws, and the mean over ten sets of these. Memory: about 50 n m bytes.
-
-    Parameters
-    ----------
-    X : array-like of shape (n, d)
-    Y : array-like of shape (m, d)
-    half_width : float
-        The a of the formula, in the units of the data.
-
-    Returns
-    -------
-    cost : float
-        Squared, in the squared units of the data.
-
-    Raises
-    ------
-    ImportError
-        The POT library (`ot`) is not installed.
-    ValueError
-        X and Y differ in their number of columns, hold non-finite values, or no row in the box; `half_width` is not
-        positive.
-
-    See Also
-    --------
-    sliced_wasserstein : Transport along random directions.
-    noise_floor : The Monte Carlo noise of a metric.
-
-    References
-    ----------
-    Li, L. et al. (2023). Sampling with mollified interaction energy descent. https://arxiv.org/abs/2210.13400
-
-    Examples
-    --------
-    The mean and standard deviation over fresh draws of the truth:
-
-    >>> import numpy as np
-    >>> from skksivi.metrics import wasserstein_in_box
-    >>> rng = np.random.RandomState(0)
-    >>> X = rng.standard_t(2, size=(100, 2)) + [1.0, 0.0]
-    >>> costs = [wasserstein_in_box(X, rng.standard_t(2, size=(1000, 2)), 5) for _ in range(10)]
-    >>> print(f"{np.mean(costs):.1f} +- {np.std(costs):.1f}")
-    1.1 +- 0.1
-    """
-    try:
-        import ot
-    except ImportError as error:
-        raise ImportError("`wasserstein_in_box` needs the POT library: pip install pot.") from error
-    X, Y = check_pair(X, Y)
-    check_scalar(half_width, "half_width", Real, min_val=0, include_boundaries="neither")
-    X, Y = (_inside(A, half_width, name) for A, name in [(X, "X"), (Y, "Y")])
-    return float(ot.emd2([], [], ot.dist(X, Y), numItermax=10**8))
-
-
-def _inside(A: np.ndarray, half_width: float, name: str) -> np.ndarray:
-    A = A[(np.abs(A) <= half_width).all(axis=1)]
-    if not len(A):
-        raise ValueError(f"`{name}` has no row in the box; raise `half_width`, which is {half_width!r}.")
-    return A
-
-
-def kl_divergence(X: ArrayLike, Y: ArrayLike, *, n_neighbors: int = 3) -> float:
-    r"""Estimate KL(p || q) from samples X of p and Y of q by nearest neighbours.
-
-    .. math:: \frac{d}{n} \sum_i \log \frac{\nu_k(x_i)}{\rho_k(x_i)} + \log \frac{m}{n - 1}
-
-    with :math:`\rho_k, \nu_k` the distances of x_i to its k-th neighbour in X and in Y. Meant for many draws in few
-    dimensions (100,000 in two) on similar scales; with 1,000 draws in 22 dimensions its noise is about 0.1. It may be
-    negative.
-
-    Parameters
-    ----------
-    X : array-like of shape (n, d)
-    Y : array-like of shape (m, d)
-    n_neighbors : int, default=3
-        The k of the formula.
-
-    Returns
-    -------
-    divergence : float
-        In nats.
-
-    Raises
-    ------
-    ValueError
-        X and Y differ in their number of columns, hold non-finite values or rows repeated `n_neighbors` times; X has
-        no more than `n_neighbors` rows, or Y fewer.
-
-    See Also
-    --------
-    sliced_wasserstein : Transport along random directions.
-    noise_floor : The Monte Carlo noise of a metric.
-
-    References
-    ----------
-    Wang, Q., Kulkarni, S. and Verdú, S. (2009). Divergence estimation for multidimensional densities via
-    k-nearest-neighbor distances. IEEE Transactions on Information Theory 55(5).
-    """
-    from sklearn.neighbors import NearestNeighbors  # not above: it imports rich, which draws from `random`
-
-    X, Y = check_pair(X, Y, min_samples=2)
-    check_integer(n_neighbors, "n_neighbors", min_val=1, max_val=min(len(X) - 1, len(Y)))
-    rho = NearestNeighbors(n_neighbors=n_neighbors).fit(X).kneighbors()[0][:, -1]
-    nu = NearestNeighbors(n_neighbors=n_neighbors).fit(Y).kneighbors(X)[0][:, -1]
-    if not (rho.all() and nu.all()):
-        raise ValueError(
-            f"The distance to neighbour {n_neighbors} is zero for some row: `X` or `Y` has repeated rows, or "
-            "they share rows; remove these or raise `n_neighbors`."
-        )
-    return float(X.shape[1] * np.mean(np.log(nu / rho)) + math.log(len(Y) / (len(X) - 1)))
-
-
 def mmd(X: ArrayLike, Y: ArrayLike, *, kernel: str | Kernel | None = None, statistic: str = "u") -> float:
     r"""Estimate the squared maximum mean discrepancy between two samples.
 
@@ -330,12 +147,11 @@ def mmd(X: ArrayLike, Y: ArrayLike, *, kernel: str | Kernel | None = None, stati
     Raises
     ------
     ValueError
-        X and Y differ in their number of columns, hold non-finite values or fewer than two rows, or the kernel is
-        tilted.
+        X and Y differ in their number of columns, or hold non-finite values or fewer than two rows.
 
     See Also
     --------
-    energy_distance : A distance without parameters.
+    sliced_wasserstein : Transport along random directions.
     noise_floor : The Monte Carlo noise of a metric.
 
     References
@@ -353,64 +169,9 @@ def mmd(X: ArrayLike, Y: ArrayLike, *, kernel: str | Kernel | None = None, stati
     """
     X, Y = check_pair(X, Y, min_samples=2)
     kernel = IMQ() if kernel is None else resolve_kernel(kernel)
-    if kernel.tilted:
-        raise ValueError("`kernel` is Tilted, which MMD does not support; pass the kernel inside it.")
-    return _squared_mmd(X, Y, kernel.frozen(as_tensor(Y, dtype=torch.float64)), statistic)
-
-
-def energy_distance(X: ArrayLike, Y: ArrayLike, *, exponent: float = 1.0, statistic: str = "u") -> float:
-    r"""Estimate the energy distance between two samples.
-
-    .. math:: D = 2 E \|x - y\|^r - E \|x - x'\|^r - E \|y - y'\|^r
-
-    It is the squared maximum mean discrepancy of a Riesz kernel of width one, and needs no bandwidth.
-
-    Parameters
-    ----------
-    X : array-like of shape (n, d)
-    Y : array-like of shape (m, d)
-    exponent : float, default=1.0
-        The r of the formula, in (0, 2).
-    statistic : {"u", "v"}, default="u"
-        Whether means within a sample are over pairs of different rows, "u", which is unbiased and may be negative, or
-        over all pairs, "v", which is never negative, zero for equal samples and biased upward.
-
-    Returns
-    -------
-    distance : float
-        As in the formula, without a root, in the units of the data to the power r.
-
-    Raises
-    ------
-    ValueError
-        X and Y differ in their number of columns, hold non-finite values or fewer than two rows; `exponent` does not
-        lie in (0, 2).
-
-    See Also
-    --------
-    mmd : Maximum mean discrepancy.
-    sliced_wasserstein : Transport along random directions.
-    noise_floor : The Monte Carlo noise of a metric.
-
-    References
-    ----------
-    Székely, G. and Rizzo, M. (2013). Energy statistics: a class of statistics based on distances. Journal of
-    Statistical Planning and Inference 143(8).
-
-    Examples
-    --------
-    >>> from skksivi.metrics import energy_distance
-    >>> energy_distance([[0.0], [2.0]], [[5.0], [7.0]], statistic="v")
-    8.0
-    """
-    X, Y = check_pair(X, Y, min_samples=2)
-    return _squared_mmd(X, Y, resolve_kernel(Riesz(bandwidth=1.0, exponent=exponent)), statistic)
-
-
-def _squared_mmd(X: np.ndarray, Y: np.ndarray, kernel: Kernel, statistic: str) -> float:
-    """Return MMD^2 under a kernel of fixed bandwidth."""
     check_statistic(statistic)
     x, y = (as_tensor(A, dtype=torch.float64) for A in (X, Y))
+    kernel = kernel.frozen(y)
     h2 = kernel.fixed_squared_bandwidth(x)
 
     def phi(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -536,8 +297,7 @@ def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = 
     ------
     ValueError
         The score is not finite at a row of X, or the Stein kernel does not exist: Laplace and Riesz have no second
-        derivative at x = y, so they allow only "u", in two or more dimensions; Riesz with norm="l1" and Tilted allow
-        neither.
+        derivative at x = y, so they allow only "u", in two or more dimensions; Riesz with norm="l1" allows neither.
 
     See Also
     --------
@@ -668,10 +428,10 @@ def _stein_matrix_of(
     """Return the matrix of the Stein kernel between the rows of X, and their number."""
     X = check_array(without_graph(X), dtype=np.float64, ensure_min_samples=2, input_name="X")
     kernel = IMQ() if kernel is None else resolve_kernel(kernel)
-    if kernel.tilted or not kernel.euclidean:
+    if not kernel.euclidean:
         raise ValueError(
-            f"There is no Stein kernel of {kernel!r}, only of kernels of the Euclidean distance without a weight; "
-            "use IMQ, Gaussian or Riesz(norm='l2')."
+            f"There is no Stein kernel of {kernel!r}, only of kernels of the Euclidean distance; use IMQ, Gaussian "
+            "or Riesz(norm='l2')."
         )
     if not kernel.smooth and (statistic == "v" or X.shape[1] == 1):
         raise ValueError(

@@ -26,7 +26,7 @@ from skksivi.base import BaseApproximator
 from skksivi.families._weights import LEAST_DRAWS
 from skksivi.inference._importance import importance_sample
 from skksivi.kernels import IMQ
-from skksivi.metrics import energy_distance, sliced_wasserstein
+from skksivi.metrics import mmd, sliced_wasserstein
 from skksivi.score._score import ScoreFunction, function_of, is_target
 from skksivi.score._target import TargetOrScore, on_device
 from skksivi.stein._discrepancy import FixedKernelKSD
@@ -41,10 +41,7 @@ Scorer = Callable[..., float]
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
-METRICS: dict[str, Metric] = {
-    "energy": energy_distance,
-    "sliced_wasserstein": lambda X, Y: sliced_wasserstein(X, Y, random_state=0),
-}
+METRICS: dict[str, Metric] = {"mmd": mmd, "sliced_wasserstein": lambda X, Y: sliced_wasserstein(X, Y, random_state=0)}
 
 
 class Replicates:
@@ -229,7 +226,7 @@ def neg_ksd_scorer(*, n_samples: int = 2000, widths: float | Sequence[float] = (
 
 
 def neg_distance_scorer(
-    X_reference: ArrayLike, *, metric: str | Metric = "energy", n_samples: int | None = None
+    X_reference: ArrayLike, *, metric: str | Metric = "mmd", n_samples: int | None = None
 ) -> Scorer:
     """Make a scorer of minus the distance to reference draws.
 
@@ -239,9 +236,10 @@ def neg_distance_scorer(
     Parameters
     ----------
     X_reference : array-like of shape (m, d)
-    metric : {"energy", "sliced_wasserstein"} or callable, default="energy"
-        The energy distance or the sliced Wasserstein distance, of coordinates in units of the reference's standard
-        deviations. Or a function of two arrays, which receives the draws of the estimator and the reference unscaled.
+    metric : {"mmd", "sliced_wasserstein"} or callable, default="mmd"
+        The squared maximum mean discrepancy or the sliced Wasserstein distance, of coordinates in units of the
+        reference's standard deviations. Or a function of two arrays, which receives the draws of the estimator and
+        the reference unscaled.
     n_samples : int, default=None
         Draws of the estimator; None means m.
 

@@ -20,7 +20,7 @@ from sklearn.utils._param_validation import StrOptions
 
 from skksivi._utils.checks import is_number
 
-__all__ = ["Adam", "Bridge", "Checkpoint", "Network", "Pilot", "Plateau", "Scale"]
+__all__ = ["Adam", "Bridge", "Checkpoint", "Network", "Pilot", "Scale"]
 __dir__ = __all__.copy
 
 #: Bridges of a hierarchy, by name.
@@ -133,7 +133,6 @@ class Adam(ParameterObject):
 
     See Also
     --------
-    Plateau : When a training stops.
     Checkpoint : The file from which an interrupted fit resumes.
 
     References
@@ -205,10 +204,7 @@ class Network(ParameterObject):
                                                  linear_skip=False))
     """
 
-    _parameter_constraints: ClassVar[Constraints] = {
-        "hidden_layer_sizes": ["array-like"],
-        "linear_skip": ["boolean"],
-    }
+    _parameter_constraints: ClassVar[Constraints] = {"hidden_layer_sizes": ["array-like"], "linear_skip": ["boolean"]}
 
     hidden_layer_sizes: Sequence[int] = (100, 100)
     _: KW_ONLY
@@ -325,40 +321,6 @@ class Scale(ParameterObject):
 
 
 @dataclass(eq=False, repr=False)
-class Plateau(ParameterObject):
-    """Stop training early, at a plateau of the discrepancy.
-
-    Parameters
-    ----------
-    tol : float, default=0.01
-        Stop when the discrepancy under one fixed kernel in u has not fallen by this share for `patience` iterations.
-    patience : int, default=2000
-        In iterations. The default is as long as a default fit: set it lower.
-
-    See Also
-    --------
-    skksivi.callbacks.EarlyStopping : A callback that ends a fit.
-
-    Examples
-    --------
-    >>> from skksivi import KSIVIApproximator
-    >>> from skksivi.parameters import Plateau
-    >>> KSIVIApproximator(max_iter=20_000, early_stopping=Plateau(tol=0.05, patience=1000))
-    KSIVIApproximator(early_stopping=Plateau(patience=1000, tol=0.05),
-                      max_iter=20000)
-    """
-
-    _parameter_constraints: ClassVar[Constraints] = {
-        "tol": [Interval(Real, 0, None, closed="left")],
-        "patience": [Interval(Integral, 1, None, closed="left")],
-    }
-
-    tol: float = 0.01
-    _: KW_ONLY
-    patience: int = 2000
-
-
-@dataclass(eq=False, repr=False)
 class Checkpoint(ParameterObject):
     """A file in which a fit is saved periodically.
 
@@ -444,24 +406,10 @@ def chains_of(whiten: Whiten) -> Pilot | None:
     return whiten if isinstance(whiten, Pilot) else None
 
 
-def plateau_of(early_stopping: str | bool | float | Plateau | None) -> Plateau | None:
-    """Return the plateau that ends a training, as a parameter `early_stopping` says, None for none; checked."""
-    if keeps_last(early_stopping) or isinstance(early_stopping, str):
-        return None
-    return Plateau() if early_stopping is True else checked_object(Plateau, early_stopping)
-
-
-def keeps_last(early_stopping: str | bool | float | Plateau | None) -> bool:
-    """Tell whether a training returns its last state, whatever it is worth."""
-    return early_stopping is None or early_stopping is False
-
-
 def expanded(name: str, value: object) -> ParameterObject | None:
     """Return the object that a value of a parameter abbreviates, None if it abbreviates none."""
     if name == "whiten" and isinstance(value, str):
         return chains_of(value)
-    if name == "early_stopping" and isinstance(value, Real):
-        return plateau_of(float(value) if not isinstance(value, bool) else value)
     if name == "checkpoint" and isinstance(value, str | os.PathLike):
         return Checkpoint(value)
     if name == "scale" and isinstance(value, str):

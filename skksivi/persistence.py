@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from functools import partial
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from skksivi import annealing, baselines, kernels, mixing, parameters, terms
+from skksivi import baselines  # noqa: F401  # a file imports nothing: its classes must be there
 from skksivi._utils import codec
 from skksivi._utils.arrays import resolve_device
-from skksivi._utils.codec import MAX_BYTES, Kind, Kinds
+from skksivi._utils.codec import MAX_BYTES
 from skksivi.amortized._estimator import AmortizedKSIVI
-from skksivi.amortized._family import Conditional, DeepSets, SkipNetwork
 from skksivi.base import BaseApproximator, check_draws
-from skksivi.estimators import HKSIVIApproximator, KSIVIApproximator
-from skksivi.estimators._checkpoint import PARTS
-from skksivi.families import Certificate, Chains, Gaussian, Layer, Layers, Particles
-from skksivi.families._derived import DefensiveMixture, Pooled, Refined, Reweighted, asks_for_score, with_score
-from skksivi.pilot._log_density import Cells
+from skksivi.families._derived import asks_for_score, with_score
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
-from skksivi.predictors._process import Process
-from skksivi.score._score import Score, ScoreFunction, is_target
-from skksivi.score._tally import Stage
+from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 
@@ -33,79 +23,42 @@ __dir__ = __all__.copy
 
 Estimator = BaseApproximator | KSIVIRegressor | KSIVIClassifier | AmortizedKSIVI
 
-#: Learned attributes that the rest does not need, and a parameter of the machine: an untrusted file must not decide
-#: where a later fit writes.
-LEFT_OUT = {"approximator_", "target_", "checkpoint", "device_"}
-
-#: Learned attributes whose names do not end in an underscore.
-PRIVATE = {
-    *("_seed", "_random_state", "_dtype_of_draws"),
-    *("_X_mean", "_X_scale", "_y_mean", "_y_scale", "_n_units", "_process"),
-    *("_of_sets", "_context_shape", "_reach", "_whitens"),
-}
+#: What predictions do not need, and what belongs to a machine: an untrusted file must not decide where a later fit
+#: writes.
+LEFT_OUT = {"approximator_", "target_", "checkpoint", "device_", "_score_fn"}
 
 
-def _is_learned(name: str) -> bool:
-    return name in PRIVATE or (name.endswith("_") and not name.startswith("_"))
+def _shown(value: Any) -> Any:  # noqa: ANN401
+    """Return what is written of an object: of an estimator parameters and what was learned, of a score nothing."""
+    if isinstance(value, Score):
+        return None
+    if not isinstance(value, Estimator):
+        return value
+    parameters, left_out, written = value.get_params(deep=False), set(LEFT_OUT), object.__new__(type(value))
+    if hasattr(value, "sampler_"):
+        left_out |= value.sampler_.attributes().keys()
+    left_out |= {name for name in ("kernel_", "mixing_") if not codec.is_known(getattr(value, name, ""))}
+    learned = {name: part for name, part in vars(value).items() if name[0] == "_" or name[-1] == "_"}
+    written.__dict__.update({name: part for name, part in {**parameters, **learned}.items() if name not in left_out})
+    return written
 
 
-def _parts(est: Estimator) -> dict[str, object]:
-    """Return the parameters and what has been learned, without what the sampler shows."""
-    shown = est.sampler_.attributes() if hasattr(est, "sampler_") else {}
-    learned = {name: value for name, value in vars(est).items() if _is_learned(name)}
-    parts = {**est.get_params(deep=False), **learned}
-    own = {name for name in ("kernel_", "mixing_") if name in parts and not _is_known(parts[name])}
-    return {name: value for name, value in parts.items() if name not in {*LEFT_OUT, *shown, *own}}
-
-
-def _is_known(value: object) -> bool:
-    return isinstance(value, str) or type(value) in {kind.cls for kind in KINDS.values()}
-
-
-def _restored(cls: type[Any], **parts: object) -> Estimator:
-    """Return an estimator of these parts, whose draws are finite."""
-    learned = {name: parts.pop(name) for name in list(parts) if _is_learned(name) and not hasattr(cls, name)}
-    est = cls(**parts)
-    est._validate_params()
-    vars(est).update(learned)
-    if hasattr(est, "device"):
-        est.set_params(device=_usable(est.device))
-    if hasattr(est, "sampler_"):
-        own = {"n_features_in_": est.sampler_.n_features, "device_": str(resolve_device(est.device))}
-        vars(est).update({**est.sampler_.attributes(), **own})
-        check_draws(est)
-    return est
-
-
-def kind_of(cls: type) -> Kind:
-    """Return how objects of a class are saved: estimators with what they have learned, others by their parameters."""
-    return Kind(cls, _parts, partial(_restored, cls)) if hasattr(cls, "fit") else codec.kind_of(cls)
-
-
-def _named(*modules: Any) -> dict[str, Kind]:  # noqa: ANN401
-    """Return the public classes of modules by their names, as kernels.Gaussian."""
-    public = [
-        (module.__name__.split(".")[-1], getattr(module, name)) for module in modules for name in module.__all__
-    ]
-    return {f"{module}.{cls.__name__}": kind_of(cls) for module, cls in public if isinstance(cls, type)}
-
-
-#: The classes that a file may name, and those of them that are saved by themselves.
-KINDS: Kinds = {
-    **PARTS,
-    "Score": Kind(Score, lambda _: {}, lambda: None),  # which `load` is given
-    **_named(annealing, baselines, kernels, mixing, parameters, terms),
-    **{
-        cls.__name__: kind_of(cls)
-        for cls in (
-            *(KSIVIApproximator, HKSIVIApproximator, KSIVIRegressor, KSIVIClassifier, AmortizedKSIVI),
-            *(Gaussian, Particles, Chains, Layer, Layers, Reweighted, DefensiveMixture, Refined, Pooled, Cells),
-            *(Certificate, Stage, Process, SkipNetwork, Conditional, DeepSets),
-        )
-    },
-}
-
-ESTIMATORS = tuple(kind.cls for kind in KINDS.values() if hasattr(kind.cls, "fit"))
+def _checked(value: Any) -> Any:  # noqa: ANN401
+    """Return an estimator with all parameters, on a device that is present; its draws are finite."""
+    if not isinstance(value, Estimator):
+        return value
+    own: dict[str, Any] = value.__dict__
+    if not own.keys().isdisjoint(LEFT_OUT):
+        raise ValueError(f"it holds {', '.join(own.keys() & LEFT_OUT)}, which is never saved")
+    own.update({**type(value)().get_params(deep=False), **own})
+    value._validate_params()  # noqa: SLF001
+    if "device" in own:
+        own["device"] = _usable(str(value.device))
+    if "sampler_" in own:
+        device = str(resolve_device(value.device))
+        own.update(value.sampler_.attributes(), n_features_in_=value.sampler_.n_features, device_=device)
+        check_draws(value)
+    return value
 
 
 def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
@@ -145,30 +98,15 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
     ...     skksivi.load(folder + "/q.safetensors").mean_
     array([3., 3.])
     """
-    if type(estimator) not in ESTIMATORS:
-        raise _refusal(estimator)
-    content = codec.pack(estimator, KINDS)
+    if not (isinstance(estimator, Estimator) and codec.is_known(estimator)):
+        raise TypeError(
+            "`estimator` must be KSIVIApproximator, HKSIVIApproximator, AmortizedKSIVI, KSIVIRegressor, "
+            f"KSIVIClassifier or one of skksivi.baselines, fitted or not; got {estimator!r:.80}. Save the "
+            "`best_estimator_` of a search, the steps of a pipeline, and what was fitted to a target."
+        )
+    content = codec.pack(estimator, _shown)
     _estimator(content)  # it can be read
-    codec.write(codec.path_of(path), content)
-
-
-def _refusal(value: object) -> TypeError:
-    """Return the error that an object is none of those that can be saved, with what to save instead."""
-    got = f"a {type(value).__name__}"
-    if isinstance(value, type):
-        got = f"the class {value.__name__}; pass an instance"
-    elif is_target(value):
-        got += ", a target, which is made anew from its code and data: save what was fitted to it"
-    elif type(getattr(value, "best_estimator_", None)) in ESTIMATORS:
-        got += "; save its `best_estimator_`"
-    elif hasattr(value, "named_steps"):
-        got += "; save its steps one by one"
-    elif hasattr(value, "members"):
-        got += "; save its `pooled`, or its `members`"
-    return TypeError(
-        "`estimator` must be KSIVIApproximator, HKSIVIApproximator, AmortizedKSIVI, KSIVIRegressor, KSIVIClassifier "
-        f"or one of skksivi.baselines, fitted or not; got {got}."
-    )
+    codec.write(Path(path), content)
 
 
 def load(
@@ -206,7 +144,7 @@ def load(
     --------
     save : Writes a fit to a file.
     """
-    est = codec.read(codec.path_of(path), _estimator, repr(str(path)), max_bytes)
+    est = codec.read(Path(path), _estimator, repr(str(path)), max_bytes)
     if isinstance(est, AmortizedKSIVI):
         score_fn = getattr(score_fn, "score_fn", score_fn)
         if not (score_fn is None or callable(score_fn)):
@@ -219,19 +157,15 @@ def load(
 
 
 def _estimator(content: bytes) -> Estimator:
-    found = codec.unpack(content, KINDS, _device_of)
+    found = codec.unpack(
+        content, lambda state: resolve_device(_usable(state["state"].get("device", "cpu"))), _checked
+    )
     if not isinstance(found, Estimator):
         raise ValueError("it holds no estimator")
     return found
 
 
-def _device_of(state: Mapping[str, Any]) -> torch.device:
-    """Return the device on which the tensors of an estimator belong."""
-    device = state.get("device", "cpu")
-    return resolve_device(_usable(device["name"] if isinstance(device, dict) else device))
-
-
-def _usable(device: str | torch.device) -> str | torch.device:
+def _usable(device: str) -> str:
     """Return the device, or "auto" where it is not present."""
     try:
         holds_numbers = resolve_device(device).type != "meta"

@@ -1,6 +1,7 @@
 """Scores of targets whose moments are known, written plainly."""
 
 import math
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,6 +36,17 @@ def as_score(score_fn, log_prob=None, d=1):
 def resolved(target, d=None, dtype=torch.float64, near=None):
     """The score of a target as a fit has it, in the cpu."""
     return resolve_score(target, d, dtype=dtype, device=torch.device("cpu"), near=near)
+
+
+def words_of(act):
+    """All that is said by warnings and an error."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            act()
+        except Exception as error:
+            caught = [*caught, error]
+    return [str(getattr(item, "message", item)) for item in caught]
 
 
 def triangular(d, log10_condition, seed):

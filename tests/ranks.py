@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from plain_targets import LogisticDensity
+from plain_targets import LogisticDensity, own
 from sklearn.base import clone
 
 from skksivi import KSIVIApproximator, diagnose
@@ -39,8 +39,8 @@ EST = KSIVIApproximator(
 )  # fmt: skip
 
 
-def regression(rank, n_ranks):
-    return BayesianLogisticRegression(X[rank::n_ranks], Y[rank::n_ranks], prior_precision=1.0)
+def regression(rank, n_ranks, prior_precision=1.0):
+    return BayesianLogisticRegression(X[rank::n_ranks], Y[rank::n_ranks], prior_precision=prior_precision)
 
 
 def minibatches(rank, n_ranks):
@@ -73,10 +73,6 @@ def arrays(rank, n_ranks):
 
 def minus(x):
     return -x
-
-
-def narrower(k, n):
-    return BayesianLogisticRegression(X[:, : 3 - k], Y)
 
 
 def fitted(target, **parameters):
@@ -134,24 +130,17 @@ def raised(act):
 
 def fails_late(error, rank, n_ranks):
     """A target that raises on the last rank where it is asked for many points."""
-    target = regression(rank, n_ranks)
 
-    class Failing(Target):
-        n_features = D
+    def score_fn(x):
+        if rank == n_ranks - 1 and len(x) > 30:
+            raise error
+        return regression(rank, n_ranks).score_fn(x)
 
-        def score_fn(self, x):
-            if rank == n_ranks - 1 and len(x) > 30:
-                raise error
-            return target.score_fn(x)
-
-    return Failing()
+    return own(D, score_fn=score_fn)
 
 
 def faults(folder):
     rank = dist.get_rank()
-
-    def other(rank, n_ranks, **options):
-        return BayesianLogisticRegression(X[rank::n_ranks], Y[rank::n_ranks], **options)
 
     def failing(error):
         return Sharded(partial(fails_late, error), prior=from_score_fn(minus, D))
@@ -160,12 +149,13 @@ def faults(folder):
         with mock.patch.object(_sharded, "__version__", f"0.{rank}"):
             Sharded(regression)
 
+    no_rows = type("NoRows", (Target,), {"n_features": D, "n_rows": 0})()
     acts = {
-        "features": lambda: Sharded(narrower),
-        "prior": lambda: Sharded(lambda k, n: other(k, n, prior_precision=1.0 + k)),
+        "features": lambda: Sharded(lambda k, n: BayesianLogisticRegression(X[:, : 3 - k], Y)),
+        "prior": lambda: Sharded(lambda k, n: regression(k, n, 1.0 + k)),
         "kind": lambda: Sharded(lambda k, n: regression(k, n) if k else plain(k, n), prior=PRIOR),
         "empty": lambda: Sharded(lambda k, n: BayesianLogisticRegression(X[: N * (1 - k)], Y[: N * (1 - k)])),
-        "no rows": lambda: Sharded(lambda k, n: regression(k, n) if k else NoRows()),
+        "no rows": lambda: Sharded(lambda k, n: regression(k, n) if k else no_rows),
         "no prior": lambda: Sharded(plain),
         "no target": lambda: Sharded(lambda k, n: None),
         "batches": lambda: Sharded(lambda k, n: Minibatches(regression(k, n), batch_size=30 + k)),
@@ -176,10 +166,6 @@ def faults(folder):
         "rejects": lambda: fitted(failing(ArithmeticError("no score there")), random_state=0),
     }
     (folder / f"{rank}.txt").write_text("\n".join(f"{name}| {raised(act)}" for name, act in acts.items()))
-
-
-class NoRows(Target):
-    n_features, n_rows = D, 0
 
 
 class Dying(BayesianLogisticRegression):

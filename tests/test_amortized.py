@@ -82,9 +82,8 @@ def random_family(d=2, p=3, k=1, *, residual=False):
 # The family is an ordinary one at each context
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_the_density_at_a_context_is_that_of_the_layer_there(k):
-    family, g = random_family(k=k), generator()
+def test_the_density_at_a_context_is_that_of_the_layer_there():
+    family, g = random_family(k=3), generator()
     h, x = torch.randn(1, 3, generator=g, dtype=F64), torch.randn(50, 2, generator=g, dtype=F64)
     layer = family.at(h, 0, F64)
     torch.testing.assert_close(layer.log_density(x).value, family.mixture_log_prob(x, h.expand(50, -1)))
@@ -199,8 +198,9 @@ def test_many_contexts_have_draws_each(of_normal):
 
 
 def test_a_fit_can_be_repeated():
+    short = {"max_score_calls": 300, "hidden_layer_sizes": (4,)}
     with short_fits():
-        q, other = fitted(), fitted()
+        q, other = fitted(**short), fitted(**short)
     np.testing.assert_array_equal(
         q.sample(5, [0.0, 1.0], random_state=3), other.sample(5, [0.0, 1.0], random_state=3)
     )
@@ -320,22 +320,6 @@ def test_batches_are_lists_of_sets_or_of_rows():
     assert as_contexts(made, CPU, sets=False).tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
-@pytest.mark.slow
-def test_sets_of_one_size_may_be_an_array():
-    Y = np.random.RandomState(0).normal(size=(25, 3, 1))
-    options = {"n_features": 1, "max_score_calls": 150, "hidden_layer_sizes": (4,), "summary": DeepSets(1, 2, 4)}
-    with short_fits():
-        q, other = (fitted(mean_score, contexts, **options) for contexts in (Y, list(Y)))
-    for some in (Y[0], Y[:2]):
-        np.testing.assert_array_equal(q.sample(3, some, random_state=0), other.sample(3, some, random_state=0))
-    assert q.sample(3, Y[0]).shape == (3, 1)
-    assert q.sample(3, Y[:2]).shape == (2, 3, 1)
-    with pytest.raises(ValueError, match=r"`contexts\[1\]` is empty"):
-        q.sample(1, [Y[0], np.empty((0, 1))])
-    with pytest.raises(ValueError, match=r"shape \(1,\)"):
-        q.sample(1, [1.0])
-
-
 # Files
 
 
@@ -347,40 +331,6 @@ def test_a_loaded_fit_without_its_score_says_so(of_normal, tmp_path):
         loaded.target([0.0, 1.0])
     with pytest.raises(TypeError, match="`score_fn` must be a function of pairs"):
         skksivi.load(tmp_path / "q", score_fn=3)
-
-
-# Callbacks
-
-
-class Told:
-    """Remembers what a fit tells, and ends its training at once."""
-
-    def __init__(self):
-        self.tasks = []
-
-    def setup(self, estimator, context):
-        self.tasks.append("setup")
-
-    def teardown(self, estimator, context):
-        self.tasks.append("teardown")
-
-    def on_fit_task_begin(self, estimator, context):
-        pass
-
-    def on_fit_task_end(self, estimator, context, *, fitted_estimator=None):
-        self.tasks.append(context.task_name)
-        return context.task_name != "fit"
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:KL:sklearn.exceptions.ConvergenceWarning")  # after a training that is short
-def test_a_callback_sees_the_training_and_can_end_it(short_networks):
-    """The budget is for more than a hundred iterations; one that ends after a hundred spends less."""
-    told = Told()
-    q = AmortizedKSIVI(max_score_calls=130_000, hidden_layer_sizes=(4,), random_state=0).set_callbacks(told)
-    q.fit(lambda x, y: 2 - torch.exp(x - y), np.linspace(-2, 2, 12)[:, None], n_features=1)
-    assert told.tasks == ["setup", "modes", "scores", "iterations", "fit", "teardown"]
-    assert {stage.name: stage.n_calls for stage in q.stages_}["training"] < 0.8 * q.max_score_calls
 
 
 # What is wrong is told
@@ -459,14 +409,9 @@ def nan_far_out(x, y):
     return torch.where(y > 10, torch.nan, y - 2 * x)
 
 
-def raising_far_out(x, y):
+def arrays_raising_far_out(x, y):
     if (y > 10).any():
         raise np.linalg.LinAlgError("not positive definite")
-    return y - 2 * x
-
-
-def arrays_raising_far_out(x, y):
-    raising_far_out(x, y)
     return np.asarray(y) - 2 * np.asarray(x)
 
 
@@ -474,10 +419,9 @@ def arrays_raising_far_out(x, y):
     ("score_fn", "told"),
     [
         pytest.param(nan_far_out, "", marks=pytest.mark.slow),
-        pytest.param(raising_far_out, "LinAlgError: not positive definite", marks=pytest.mark.slow),
         (arrays_raising_far_out, "LinAlgError: not positive definite"),
     ],
-    ids=["NaN", "raises", "arrays"],
+    ids=["NaN", "arrays"],
 )
 def test_a_context_that_fails_does_not_end_the_others(score_fn, told):
     """The first and every tenth context fail; those that raise do so wherever they are in a batch."""
@@ -535,15 +479,6 @@ def test_bad_contexts_are_refused_of_a_fit(of_normal, calls, contexts, message):
     for call in calls:
         with pytest.raises(ValueError, match=message):
             call(of_normal)(contexts)
-
-
-@pytest.mark.slow
-def test_a_model_brings_all_that_a_fit_needs():
-    q = AmortizedKSIVI(n_components=1, n_contexts=60, max_score_calls=700, hidden_layer_sizes=(4,), random_state=0)
-    with short_fits():
-        own = clone(q).fit(Model().score_fn, Model().simulate, n_features=2)
-        q.fit(Model())
-    np.testing.assert_array_equal(q.sample(3, [0.0, 1.0], random_state=0), own.sample(3, [0.0, 1.0], random_state=0))
 
 
 def test_nothing_is_drawn_before_a_fit():

@@ -1,23 +1,26 @@
-"""Hamiltonian chains, and how fits from them are judged."""
+"""Hamiltonian chains, those of many parameters, and how fits from them are judged."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from plain_targets import as_score, generator, gumbel, gumbel_log_prob, gumbel_score, normal
+from members import every
+from plain_targets import as_score, generator, gumbel, gumbel_log_prob, gumbel_score, normal, origin, resolved
 
-from skksivi import KSIVIApproximator
+from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi.coordinates._affine import Affine
 from skksivi.estimators._judge import contradiction
 from skksivi.judge import THRESHOLDS, Errors
+from skksivi.parameters import Pilot
 from skksivi.pilot._chains import MAX_RHAT, ChainEnsemble, ChainStates, disagreement, rhat, trajectory, warmed_up
 from skksivi.pilot._importance import N_DRAWS
+from skksivi.pilot._pilot import find_whitening
 from skksivi.pilot._points import MANY_FEATURES
 from skksivi.targets import Banana
 
 
-@pytest.mark.parametrize("log_prob", [None, gumbel_log_prob])
+@every("log_prob", [None, gumbel_log_prob])
 def test_trajectories_leave_the_target_as_it_is(log_prob):
     """Means and variances of 40,000 chains of three features after ten trajectories; five standard errors."""
     x, score = gumbel(40_000, 3), as_score(gumbel_score, log_prob, d=3)
@@ -34,14 +37,9 @@ def test_trajectories_leave_the_target_as_it_is(log_prob):
 
 def test_chains_that_cannot_move_go_on_from_the_place_of_others():
     """Beyond ten the score is so long that no step of a common length is accepted."""
-
-    def score_fn(x):
-        return -x.where(x.abs() < 10, 1e9 * x)
-
-    start = ChainStates.at(
-        as_score(score_fn, d=1), torch.cat([torch.zeros(31, 1), torch.full((1, 1), 20.0)]).double(), 1.0
-    )
-    assert warmed_up(as_score(score_fn, d=1), start, generator()).u.abs().max() < 6
+    score, x = as_score(lambda x: -x.where(x.abs() < 10, 1e9 * x)), torch.zeros(32, 1).double()
+    x[-1] = 20.0
+    assert warmed_up(score, ChainStates.at(score, x, 1.0), generator()).u.abs().max() < 6
 
 
 def test_chains_that_stay_apart_disagree():
@@ -52,14 +50,14 @@ def test_chains_that_stay_apart_disagree():
     assert rhat(u)[0] < MAX_RHAT
 
 
-def ensemble(score_fn, log_prob, L):
-    metric = Affine(torch.zeros(len(L), dtype=torch.float64), L)
-    return ChainEnsemble(as_score(score_fn, log_prob, d=len(L)), metric, generator())
+def ensemble(score_fn, log_prob, scale):
+    metric = Affine(origin(2), scale * torch.eye(2).double())
+    return ChainEnsemble(as_score(score_fn, log_prob, d=2), metric, generator())
 
 
 def test_mixtures_move_to_a_skewed_target():
     """Two Gumbel distributions, from a Gaussian that is too narrow and .45 sd off."""
-    narrow = ensemble(gumbel_score, gumbel_log_prob, 0.6 * torch.eye(2, dtype=torch.float64))
+    narrow = ensemble(gumbel_score, gumbel_log_prob, 0.6)
     (points,) = narrow.by_mixtures()
     assert points.converged
     sd, atol = math.pi / math.sqrt(6), 4 * max(THRESHOLDS.errors_of_weights)
@@ -69,7 +67,7 @@ def test_mixtures_move_to_a_skewed_target():
 
 def test_mixtures_that_do_not_arrive_leave_no_trace():
     """The chains that follow are those that there would be without them."""
-    bent = ensemble(Banana().score_fn, Banana().log_prob, 1e-3 * torch.eye(2, dtype=torch.float64))
+    bent = ensemble(Banana().score_fn, Banana().log_prob, 1e-3)
     before = bent.generator.get_state()
     (points,) = bent.by_mixtures()
     assert not points.converged
@@ -78,7 +76,7 @@ def test_mixtures_that_do_not_arrive_leave_no_trace():
 
 def test_draws_from_afar_are_points_without_scores():
     """The limit ends it after a round."""
-    narrow = ensemble(gumbel_score, gumbel_log_prob, 0.5 * torch.eye(2, dtype=torch.float64))
+    narrow = ensemble(gumbel_score, gumbel_log_prob, 0.5)
     narrow.score_fn.tally.limit = narrow.score_fn.tally.total + N_DRAWS
     (points,) = narrow.by_mixtures()
     assert points.n_of_mode == [len(points.x)] == [N_DRAWS]
@@ -100,3 +98,42 @@ def test_a_width_that_chains_know_is_no_error_where_the_score_depends_on_others(
     assert "too wide in `x[0]`" in contradiction(x, score(x), score)
     assert "too wide in `x[0]`" in contradiction(x, score(x), score, chains._replace(sd=nothing + np.log(3)))
     assert contradiction(x, score(x), score, chains) is None
+
+
+MODES = np.array([[-30.0, 0.0], [30.0, 0.0]])
+
+
+@pytest.mark.slow
+def test_from_one_start_the_chains_surround_the_mode():
+    m, true_sd = torch.arange(5.0).double(), 10 ** torch.arange(-2.0, 3).double()
+    precision = torch.linalg.inv((0.5 * torch.eye(5) + 0.5) * true_sd.outer(true_sd))
+    score, rule = resolved(lambda x: (m.to(x) - x) @ precision.to(x), 5), Pilot("diagonal", budget=100_000)
+    whitening, pilot = find_whitening(rule, score, generator(), init=m + 3 * true_sd)
+    se = true_sd / 20**0.5
+    assert ((torch.as_tensor(whitening.mean) - m).abs() < 5 * se).all()
+    assert ((torch.as_tensor(whitening.sd) / true_sd).log().abs() < 0.5).all()
+    assert whitening.n_score_calls == pytest.approx(100_000, rel=0.1)
+    assert pilot.converged
+    assert len(pilot.n_of_mode) == 20
+
+
+def two_modes(x):
+    """The score of two standard normals, 60 apart."""
+    first = x[:, :1]
+    return torch.cat([30 * torch.tanh(30 * first) - first, -x[:, 1:]], 1)
+
+
+@pytest.mark.filterwarnings("ignore:The training did not improve")  # which is short
+@pytest.mark.parametrize(
+    "approximator", [KSIVIApproximator, pytest.param(HKSIVIApproximator, marks=pytest.mark.slow)]
+)
+def test_every_start_keeps_its_mode(approximator):
+    q = approximator(
+        whiten=Pilot("diagonal", budget=16_000), init=np.repeat(MODES, 8, 0), max_iter=100, random_state=0
+    ).fit(two_modes, n_features=2)
+    X = q.sample(4000, random_state=0)
+    left = X[:, 0] < 0
+    assert abs(left.mean() - 0.5) < 5 * 0.5 / 4000**0.5
+    for part, mode in ((X[left], MODES[0]), (X[~left], MODES[1])):
+        assert np.abs(part.mean(0) - mode).max() < 0.3
+        assert np.abs(np.log(part.std(0))).max() < 0.25

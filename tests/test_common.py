@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import io
 import os
 import pickle
 import subprocess
@@ -34,6 +35,7 @@ from approximators import (
 from awkward_arrays import every_view
 from hypothesis import given
 from hypothesis import strategies as st
+from members import every
 from misbehaving import Misbehaving, raising
 from plain_targets import UnmovableModule
 from sklearn.base import clone
@@ -48,42 +50,26 @@ from skksivi import (
     KSIVIApproximator,
     KSIVIClassifier,
     KSIVIRegressor,
+    baselines,
     certificate,
     diagnose,
-    ensemble,
-    evidence,
     expectation,
-    importance_sample,
-    modes,
-    refine,
     summary,
     to_arviz,
 )
 from skksivi.base import LEAST_WIDTH, BaseApproximator
-from skksivi.baselines import (
-    HSIVISM,
-    MALA,
-    MIED,
-    SGLD,
-    SIVI,
-    SVGD,
-    BatchAndMatch,
-    FullRankVI,
-    KSDDescent,
-    Laplace,
-    MeanFieldVI,
-)
+from skksivi.baselines import MIED, SIVI, SVGD, FullRankVI, KSDDescent, Laplace, MeanFieldVI
 from skksivi.calibration import Calibration
 from skksivi.kernels import IMQ
 from skksivi.model_selection import Replicates
 from skksivi.plotting import ForestDisplay
 from skksivi.targets import Banana, EightGaussians, from_log_prob, from_score_fn
 
+# Of a few iterations, which converge nowhere.
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
-@pytest.fixture(params=APPROXIMATORS, ids=lambda q: type(q).__name__)
-def fitted(request):
-    return good_fit(type(request.param).__name__)
-
+#: What holds of every good fit, and of every short one; the functions below that are appended to these.
+OF_A_GOOD_FIT, OF_A_SHORT_FIT = [], []
 
 #: Each in a few iterations, and one whose chains come before the training, as by default.
 REPEATABLE = {type(q).__name__: short(q) for q in APPROXIMATORS}
@@ -91,8 +77,16 @@ REPEATABLE["piloted"] = short(KSIVIApproximator(random_state=0)).set_params(whit
 EVERY_SHORT = pytest.mark.parametrize("k", REPEATABLE)
 
 
-# Of a few iterations, which converge nowhere.
-pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("name", [type(q).__name__ for q in APPROXIMATORS])
+def test_a_good_fit_keeps_the_contract(name):
+    for check in OF_A_GOOD_FIT:
+        check(good_fit(name))
+
+
+@EVERY_SHORT
+def test_a_short_fit_keeps_the_contract(k):
+    for check in OF_A_SHORT_FIT:
+        check(k)
 
 
 def test_every_approximator_is_under_contract():
@@ -122,7 +116,8 @@ def test_warnings_point_at_the_line_that_called_fit(q, recwarn):
     assert {w.filename for w in recwarn} == {__file__}
 
 
-def test_draws_have_the_moments_of_the_target(fitted):
+@OF_A_GOOD_FIT.append
+def draws_have_the_moments_of_the_target(fitted):
     X = fitted.sample(20_000, random_state=1)
     covariance = covariance_of_fit(fitted).numpy()
     sd = np.sqrt(np.diag(covariance))
@@ -130,7 +125,8 @@ def test_draws_have_the_moments_of_the_target(fitted):
     np.testing.assert_allclose(np.cov(X.T) / np.outer(sd, sd), covariance / np.outer(sd, sd), atol=0.1)
 
 
-def test_sample_has_the_shape_and_type_asked_for_and_a_stream_that_a_seed_repeats(fitted):
+@OF_A_GOOD_FIT.append
+def sample_has_the_shape_and_type_asked_for_and_a_stream_that_a_seed_repeats(fitted):
     for n in (0, 1, 7):
         X = fitted.sample(n)
         assert isinstance(X, np.ndarray)
@@ -139,16 +135,19 @@ def test_sample_has_the_shape_and_type_asked_for_and_a_stream_that_a_seed_repeat
     np.testing.assert_array_equal(fitted.sample(5, random_state=1), fitted.sample(5, random_state=1))
 
 
-def test_sample_in_chunks_has_the_same_law(fitted, monkeypatch):
+@OF_A_GOOD_FIT.append
+def sample_in_chunks_has_the_same_law(fitted):
     whole = fitted.sample(5000, random_state=3)
-    monkeypatch.setattr("skksivi.base.CHUNK", 500 * LEAST_WIDTH)
-    parts = fitted.sample(5000, random_state=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skksivi.base.CHUNK", 500 * LEAST_WIDTH)
+        parts = fitted.sample(5000, random_state=3)
     standard_errors = (whole.mean(0) - parts.mean(0)) / whole.std(0) * np.sqrt(2500)
     assert np.abs(standard_errors).max() < 4
     assert len(np.unique(parts, axis=0)) == len(np.unique(whole, axis=0))  # states and points are not picked twice
 
 
-def test_score_samples_is_the_log_density_of_the_target_and_score_its_mean(fitted):
+@OF_A_GOOD_FIT.append
+def score_samples_is_the_log_density_of_the_target_and_score_its_mean(fitted):
     X = np.random.RandomState(0).multivariate_normal(MEAN.numpy(), COVARIANCE.numpy(), 200)
     if not has_density(fitted):
         for judge, remedy in ((fitted.score_samples, ""), (fitted.score, "; score it against a target")):
@@ -166,15 +165,15 @@ def grade_of_a_worse_fit():
     return Laplace(random_state=0).fit(lambda x: gaussian_score(x - 0.5), n_features=2).score(gaussian_score)
 
 
-def test_a_mixture_of_gaussians_is_shown_as_one_and_nothing_else_is(fitted):
+@OF_A_GOOD_FIT.append
+def a_mixture_of_gaussians_is_shown_as_one_and_nothing_else_is(fitted):
     fits = [fitted]
     if isinstance(fitted, Laplace):
         eight = EightGaussians()
         fits += [KSIVIApproximator(train=False, random_state=0).fit(target) for target in (eight, GaussianTarget())]
-        fits += [ensemble(Laplace(), eight, 2, pooling="equal", random_state=0).pooled]
     for q in fits:
         assert {"weights_", "means_", "covariances_"} & set(dir(type(q)())) == set()
-        if not (isinstance(q, Laplace | MeanFieldVI | FullRankVI | BatchAndMatch) or q is not fitted):
+        if not (isinstance(q, Laplace | MeanFieldVI | FullRankVI | baselines.BatchAndMatch) or q is not fitted):
             with pytest.raises(AttributeError, match=r"is no mixture of Gaussians, so there are no `weights_`"):
                 _ = q.means_
             continue
@@ -199,7 +198,8 @@ def test_a_fit_shows_what_it_was_made_with(cls, uncertified):
     assert (start.bandwidth_, start.mixing_) == (None, "normal")
 
 
-def test_score_of_a_target_prefers_the_better_fit(fitted):
+@OF_A_GOOD_FIT.append
+def score_of_a_target_prefers_the_better_fit(fitted):
     assert grade_of_a_worse_fit() < fitted.score(gaussian_score) < 0.05
 
 
@@ -207,7 +207,7 @@ def score_by_autograd(x):
     return torch.autograd.grad(GaussianTarget().log_prob(x).sum(), x, create_graph=True)[0]
 
 
-@pytest.mark.parametrize("judged", [gaussian_score, GaussianTarget(), score_by_autograd])
+@every("judged", [gaussian_score, GaussianTarget(), score_by_autograd])
 def test_a_target_is_judged_by_its_score_and_the_same_each_time(judged):
     q, before = good_fit("Laplace"), global_state()
     assert q.score(judged) == q.score(judged) == pytest.approx(q.score(gaussian_score), rel=1e-3)
@@ -231,7 +231,7 @@ def test_reports_are_shown_in_a_notebook_with_every_word_escaped():
     names = ("<b>", "b&w")
     target = from_log_prob(GaussianTarget().log_prob, 2, names=names)
     q = Laplace(random_state=0).fit(target)
-    calibrated = Calibration(np.zeros((50, 2), int), 9, names, np.arange(50))
+    calibrated = Calibration(np.zeros((50, 2), int), 9, names)
     for shown, words in (
         (summary(q, target, random_state=0), ("&lt;b&gt;", "b&amp;w", "score calls", "\u00b1")),
         (diagnose(q, target, n_samples=500, random_state=0), ("Laplace, 500 draws", "Stein variances", "calls: ")),
@@ -255,7 +255,7 @@ def first_fit(k):
     """A short fit, of a score that it keeps only if it samples by it, and how often that was called."""
     score_fn = counting()
     q = clone(REPEATABLE[k])
-    keeps_score = isinstance(q, HKSIVIApproximator | HSIVISM)
+    keeps_score = isinstance(q, HKSIVIApproximator | baselines.HSIVISM)
     return q.fit(gaussian_score if keeps_score else score_fn, n_features=2), score_fn.n_calls
 
 
@@ -263,11 +263,12 @@ def counting():
     return Misbehaving(None, np.inf, score_fn=gaussian_score)
 
 
-@EVERY_SHORT
-def test_a_fit_is_cloned_copied_pickled_shown_and_drawn(k, tmp_path):
-    q = copy.deepcopy(first_fit(k)[0])
-    joblib.dump(q, tmp_path / "q.joblib")
-    for copied in (pickle.loads(pickle.dumps(q)), joblib.load(tmp_path / "q.joblib"), copy.deepcopy(q)):  # noqa: S301
+@OF_A_SHORT_FIT.append
+def a_fit_is_cloned_copied_pickled_shown_and_drawn(k):
+    q, file = copy.deepcopy(first_fit(k)[0]), io.BytesIO()
+    joblib.dump(q, file)
+    file.seek(0)
+    for copied in (pickle.loads(pickle.dumps(q)), joblib.load(file), copy.deepcopy(q)):  # noqa: S301
         np.testing.assert_array_equal(copied.sample(9, random_state=2), q.sample(9, random_state=2))
         np.testing.assert_array_equal(copied.sample(9), copy.deepcopy(q).sample(9))
     name, nonsense = type(q).__name__, type(q)()
@@ -282,8 +283,8 @@ def test_a_fit_is_cloned_copied_pickled_shown_and_drawn(k, tmp_path):
     assert q.set_params(random_state=7).random_state == 7
 
 
-@EVERY_SHORT
-def test_a_seed_repeats_a_fit_whatever_the_default_dtype(k):
+@OF_A_SHORT_FIT.append
+def a_seed_repeats_a_fit_whatever_the_default_dtype(k):
     X = copy.deepcopy(first_fit(k)[0]).sample(100)
     torch.set_default_dtype(torch.float64)
     try:
@@ -324,8 +325,8 @@ def test_same_seed_same_result_in_two_processes(capsys):
     assert [len(line) for line in here.split()] == 2 * [len(hashlib.sha256().hexdigest())]
 
 
-@EVERY_SHORT
-def test_a_fit_counts_its_scores_and_changes_nothing_else(k):
+@OF_A_SHORT_FIT.append
+def a_fit_counts_its_scores_and_changes_nothing_else(k):
     """What is not counted is the trial of the function before a fit, at some 200 points."""
     n_asked, before = 0, global_state()
 
@@ -345,8 +346,8 @@ def test_a_fit_counts_its_scores_and_changes_nothing_else(k):
     assert global_state() == before
 
 
-@EVERY_SHORT
-def test_a_fit_that_ends_early_leaves_the_earlier_one_or_can_be_used(k):
+@OF_A_SHORT_FIT.append
+def a_fit_that_ends_early_leaves_the_earlier_one_or_can_be_used(k):
     """What is done after the training, to see what may be wrong with it, does not make it undone."""
 
     def stopped_by(error, call):
@@ -381,18 +382,18 @@ FAR = [
     *(cls(max_iter=300) for cls in (MeanFieldVI, FullRankVI)),
     *(cls(n_particles=100, max_iter=n) for cls, n in ((SVGD, 100), (KSDDescent, 30), (MIED, 100))),
     KSDDescent(n_particles=100, solver="adam", max_iter=100),
-    *(cls(n_chains=200, n_warmup=100, n_draws=20) for cls in (MALA, SGLD)),
+    *(cls(n_chains=200, n_warmup=100, n_draws=20) for cls in (baselines.MALA, baselines.SGLD)),
 ]
 
 
-@pytest.mark.parametrize("q", FAR, ids=lambda q: type(q).__name__)
+@every("q", FAR)
 def test_float32_will_do_for_a_target_far_from_the_origin(q):
     X = q.set_params(dtype="float32", random_state=0).fit(lambda x: 100 * (1000 - x), n_features=2).sample(4000)
     assert np.abs(X.astype(float).mean(0) - 1000).max() < 0.012
     assert np.abs(10 * X.std(0) - 1).max() < 0.12
 
 
-@pytest.mark.parametrize("cls", [KSIVIApproximator, SIVI])
+@every("cls", [KSIVIApproximator, SIVI])
 def test_draws_far_from_the_target_are_told(cls):
     """They start at zero, 40 standard deviations off in each coordinate."""
     with pytest.warns(ConvergenceWarning, match=r"too far from the target: .* is 3(\.\d)?e\+03, but should be 0"):
@@ -448,26 +449,19 @@ def test_fits_in_threads_equal_those_in_sequence(q):
         np.testing.assert_array_equal(one, other)
 
 
-DATA = {
-    "array": np.zeros((5, 2)),
-    "frame": pd.DataFrame(np.zeros((5, 2))),
-    "series": pd.Series(np.zeros(5)),
-    "list": [[1.0, 2.0]],
-    "tensor": torch.zeros(5, 2),
-    "sparse": scipy.sparse.csr_matrix(np.zeros((5, 2))),
-    "dict": {"x": [1.0]},
-}
+TABLE = np.zeros((5, 2))
+FORMS = [pd.DataFrame, torch.tensor, scipy.sparse.csr_matrix, np.ndarray.tolist]
 
 
-@A_FEW
-@pytest.mark.parametrize("kind", DATA)
-def test_a_fit_of_data_points_to_the_predictors(q, kind):
-    for arguments in ((DATA[kind],), (DATA[kind], np.zeros(5))):
+@every("data", [TABLE, pd.Series(TABLE[:, 0]), {"x": [1.0]}, *(form(TABLE) for form in FORMS)])
+def test_a_fit_of_data_points_to_the_predictors(data):
+    for arguments in ((data,), (data, np.zeros(5))):
         with pytest.raises(TypeError, match=r"must be a function .* use KSIVIRegressor or KSIVIClassifier"):
-            clone(q).fit(*arguments)
+            Laplace().fit(*arguments)
 
 
-def test_the_summary_of_any_fit_is_the_posterior_or_says_why_not(fitted):
+@OF_A_GOOD_FIT.append
+def the_summary_of_any_fit_is_the_posterior_or_says_why_not(fitted):
     """Five standard errors of one of four numbers are exceeded with probability 3e-6."""
     found = summary(fitted, GaussianTarget(), n_samples=200, random_state=0)
     numbers = np.column_stack([found.mean, found.sd])
@@ -479,9 +473,8 @@ def test_the_summary_of_any_fit_is_the_posterior_or_says_why_not(fitted):
         assert (np.abs(numbers - [[1, 2**0.5], [-2, 0.5**0.5]]) < 5 * se).all()
 
 
-OF_A_FIT = [
-    certificate, diagnose, ensemble, evidence, expectation, importance_sample, modes, refine, summary, to_arviz,
-]  # fmt: skip
+NAMES = "certificate diagnose evidence expectation importance_sample modes refine summary to_arviz"
+OF_A_FIT = [getattr(skksivi, name) for name in NAMES.split()]
 
 
 @cache
@@ -505,7 +498,7 @@ def mistaken_for_fits():
     }
 
 
-@pytest.mark.parametrize("function", OF_A_FIT, ids=lambda function: function.__name__)
+@every("function", OF_A_FIT)
 def test_what_is_no_fitted_approximator_is_told_what_to_pass(function):
     for name, (est, message) in mistaken_for_fits().items():
         if function is expectation and name == "number":  # of draws
@@ -518,9 +511,7 @@ def test_what_is_no_fitted_approximator_is_told_what_to_pass(function):
                 function(first, second)
 
 
-@pytest.mark.parametrize(
-    "function", [f for f in OF_A_FIT if f is not ensemble], ids=lambda function: function.__name__
-)
+@every("function", OF_A_FIT)
 def test_what_is_wrong_with_a_function_of_a_fit_is_told(function):
     q = good_fit("Laplace")
     with pytest.raises(NotFittedError):
@@ -546,10 +537,9 @@ MISTAKES = {
 }
 
 
-@A_FEW
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_before_or_in_fit_gives_a_clear_error(q, mistake):
-    act, error, message = MISTAKES[mistake]
+@every("act, error, message", MISTAKES)
+@every("q", A_FEW_FITS)
+def test_a_mistake_before_or_in_fit_gives_a_clear_error(q, act, error, message):
     with pytest.raises(error, match=message):
         act(clone(q))
 
@@ -566,10 +556,9 @@ LATER_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", ["Laplace", "HKSIVIApproximator"])
-@pytest.mark.parametrize("mistake", LATER_MISTAKES)
-def test_a_mistake_after_fit_gives_a_clear_error(name, mistake):
-    act, error, message = LATER_MISTAKES[mistake]
+@every("act, error, message", LATER_MISTAKES)
+@every("name", ["Laplace", "HKSIVIApproximator"])
+def test_a_mistake_after_fit_gives_a_clear_error(name, act, error, message):
     with pytest.raises(error, match=message):
         act(good_fit(name))
 

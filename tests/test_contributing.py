@@ -3,6 +3,7 @@
 import importlib
 import re
 import runpy
+import sys
 import textwrap
 from pathlib import Path
 
@@ -12,8 +13,7 @@ import torch
 from plain_targets import normal
 from sklearn.utils import Bunch
 
-from skksivi import KSIVIApproximator, persistence
-from skksivi._utils.codec import pack, unpack
+from skksivi import KSIVIApproximator, load, save
 from skksivi.datasets import _base
 from skksivi.kernels import Gaussian
 from skksivi.parameters import Pilot
@@ -46,10 +46,17 @@ def run(monkeypatch):
     return run
 
 
-def by_file(q, *classes):
-    """What comes back of an approximator from the content of a file that may name more classes."""
-    kinds = {**persistence.KINDS, **{cls.__name__: persistence.kind_of(cls) for cls in classes}}
-    return unpack(pack(q, kinds), kinds, lambda _: torch.device("cpu"))
+@pytest.fixture
+def by_file(monkeypatch, tmp_path):
+    """What comes back of an approximator from a file, if its module has these classes."""
+
+    def by_file(q, *classes):
+        for cls in classes:
+            monkeypatch.setattr(sys.modules[cls.__module__], cls.__name__, cls, raising=False)
+        save(q, tmp_path / "q")
+        return load(tmp_path / "q")
+
+    return by_file
 
 
 def test_every_example_is_run_here():
@@ -59,7 +66,7 @@ def test_every_example_is_run_here():
     assert TEXT.count(".. code-block::") == sum(len(EXAMPLE.findall(section)) for section in SECTIONS.values()) == 9
 
 
-def test_the_kernel_is_symmetric_and_positive_definite_and_has_its_slope(run):
+def test_the_kernel_is_symmetric_and_positive_definite_and_has_its_slope(run, by_file):
     kernel, x = run("kernel")["TwoScale"](), normal(9, 3)
     k = kernel(x)
     torch.testing.assert_close(k, k.mT)
@@ -72,7 +79,7 @@ def test_the_kernel_is_symmetric_and_positive_definite_and_has_its_slope(run):
     assert str(by_file(q, type(kernel))) == str(q)
 
 
-def test_the_mixing_distribution_has_unit_variance_and_is_saved_with_a_fit(run):
+def test_the_mixing_distribution_has_unit_variance_and_is_saved_with_a_fit(run, by_file):
     names = run("mixing distribution")
     mixing = names["Uniform"]()
     z = mixing.build(3)(50_000, torch.zeros(1).double(), torch.Generator().manual_seed(0))
@@ -127,7 +134,7 @@ def test_the_gradient_estimator_is_unbiased(run):
     assert abs(values.mean() - expected) < 4 * values.std() / len(values) ** 0.5
 
 
-def test_the_baseline_fits_a_gaussian_exactly_and_draws_from_it(run):
+def test_the_baseline_fits_a_gaussian_exactly_and_draws_from_it(run, by_file):
     mean, P = torch.tensor([1.0, -2.0]), torch.tensor([[2.0, 0.5], [0.5, 1.0]])
     q = run("baseline")["ScoreRegression"](random_state=0)
     q.fit(lambda x: (mean.to(x) - x) @ P.to(x), n_features=2)

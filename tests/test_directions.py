@@ -7,12 +7,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from members import every
 from plain_targets import resolved
 from scipy import stats
 
 from skksivi import KSIVIApproximator, diagnose
 from skksivi.baselines import Laplace
-from skksivi.stein._directions import first_difference, gibbs_step
+from skksivi.stein._discrepancy import first_difference, gibbs_step
 from skksivi.targets import Banana, Multimodal, StudentT, XShaped, from_score_fn
 
 #: Scores of one variable, what they are the scores of, and its mean and standard deviation.
@@ -46,8 +47,8 @@ def draws(kind, k, Q, n, seed):
     return torch.as_tensor(z @ Q.T)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("d", [2, 20])
+@every("d", [2, 20])
+@every("kind", list(KINDS))
 def test_exact_draws_are_not_accused(kind, d):
     Q = rotated(d, 0)
     score = resolved(independent(kind, 1, Q))
@@ -101,7 +102,7 @@ def test_default_fits_are_not_accused(target):
         KSIVIApproximator(random_state=1).fit(target)
 
 
-@pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (1.0, 1.0), (0.0, 0.5)])
+@every("shift, scale", [(0.0, 1.0), (1.0, 1.0), (0.0, 0.5)])
 def test_directions_that_are_right_do_not_hide_one_that_is_wrong(shift, scale):
     """Two have two humps, of the target and of the draws; along a third the draws are off, or not."""
     rng, Q = np.random.RandomState(0), torch.as_tensor(rotated(6, 3))
@@ -120,7 +121,7 @@ def test_directions_that_are_right_do_not_hide_one_that_is_wrong(shift, scale):
     assert found is None or np.abs(found.correlations.numpy() @ Q.numpy()).argmax() == 2
 
 
-@pytest.mark.parametrize(("shift", "scale"), [(0.0, 0.5), (0.0, 1.0), (0.0, 2.0), (0.5, 1.0)])
+@every("shift, scale", [(0.0, 0.5), (0.0, 1.0), (0.0, 2.0), (0.5, 1.0)])
 def test_an_error_that_a_few_scores_of_many_features_do_not_show_is_told(shift, scale):
     Q = torch.as_tensor(rotated(100, 4))
     u = torch.randn(20_000, 100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

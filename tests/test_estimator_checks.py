@@ -4,7 +4,8 @@ import re
 
 import pytest
 import torch
-from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
+from members import every
+from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
@@ -41,36 +42,27 @@ class ApproximatorOfData(KSIVIApproximator):
 
 
 @pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
-@parametrize_with_checks([ApproximatorOfData(**QUICK)])
-def test_an_approximator_of_data_passes_the_checks(estimator, check):
-    check(estimator)
+def test_an_approximator_of_data_passes_the_checks(uncertified):
+    check_estimator(ApproximatorOfData(**QUICK), on_skip=None)
 
 
 APPROXIMATORS = [KSIVIApproximator(**QUICK), HKSIVIApproximator(n_layers=2, **QUICK)]
 
 
-@pytest.mark.parametrize("estimator", APPROXIMATORS, ids=lambda q: type(q).__name__)
+@every("estimator", APPROXIMATORS)
 def test_the_checks_that_need_no_data_pass(estimator):
     """Of the constructor, parameters, clones, tags and the representation; the others hand an array to `fit`."""
     results = check_estimator(estimator, on_fail=None, on_skip=None)
     passed = {r["check_name"] for r in results if r["status"] == "passed"}
-    for name in (
-        "check_estimator_cloneable",
-        "check_no_attributes_set_in_init",
-        "check_parameters_default_constructible",
-        "check_get_params_invariance",
-        "check_set_params",
-        "check_do_not_raise_errors_in_init_or_set_params",
-        "check_estimator_repr",
-        "check_estimator_tags_renamed",
-        "check_valid_tag_types",
-        "check_mixin_order",
-        "check_estimators_unfitted",
-    ):
-        assert name in passed
+    names = (
+        "estimator_cloneable no_attributes_set_in_init parameters_default_constructible get_params_invariance "
+        "set_params do_not_raise_errors_in_init_or_set_params estimator_repr estimator_tags_renamed valid_tag_types "
+        "mixin_order estimators_unfitted"
+    )
+    assert {f"check_{name}" for name in names.split()} <= passed
 
 
-@pytest.mark.parametrize("estimator", APPROXIMATORS, ids=lambda q: type(q).__name__)
+@every("estimator", APPROXIMATORS)
 def test_the_html_representation_shows_parameters(estimator):
     pytest.importorskip("sklearn", "1.9", reason="older ones show no descriptions")
     html = estimator._repr_html_()

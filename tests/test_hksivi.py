@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from approximators import start_of
+from members import every
 from plain_targets import as_score, generator, normal
 from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, mixing
-from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
+from skksivi.annealing import BRIDGES, Linear, bridge_levels
 from skksivi.estimators._start import Start
-from skksivi.families._hierarchy import Hierarchy
-from skksivi.families._layer import MultilayerPerceptron
+from skksivi.families._layer import Hierarchy, MultilayerPerceptron
 from skksivi.judge import Grade, Verdict
 from skksivi.kernels import Gaussian
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, StudentTDraws
@@ -115,19 +115,18 @@ def test_every_layer_starts_at_the_initial_scale_and_stays_above_its_floor():
         torch.testing.assert_close(family.sigma(t), torch.full_like(sigma, 0.3))
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"n_layers": 1, "mixing": "pilot"},
-        {"n_layers": 4, "gradient_estimator": "vanilla"},
-        *({"bridge": name} for name in BRIDGES),
-        {"bridge": lambda u: 1 - u**2, "mixing": mixing.StudentT(df=3.0)},
-        {"bridge__weights": [1.0, 0.1], "mixing": "normal"},
-        {"mixing": mixing.GaussianMixture([[-1.0, 0.0], [1.0, 0.0]]), "whiten__weight": 0.5},
-        {"mixing": lambda n, generator: torch.randn(n, 2, generator=generator)},
-    ],
-    ids=lambda parameters: " ".join(f"{name}={'f' if callable(v) else v}" for name, v in parameters.items()),
-)
+OPTIONS = [
+    {"n_layers": 1, "mixing": "pilot"},
+    {"n_layers": 4, "gradient_estimator": "vanilla"},
+    *({"bridge": name} for name in BRIDGES),
+    {"bridge": lambda u: 1 - u**2, "mixing": mixing.StudentT(df=3.0)},
+    {"bridge__weights": [1.0, 0.1], "mixing": "normal"},
+    {"mixing": mixing.GaussianMixture([[-1.0, 0.0], [1.0, 0.0]]), "whiten__weight": 0.5},
+    {"mixing": lambda n, generator: torch.randn(n, 2, generator=generator)},
+]
+
+
+@every("parameters", OPTIONS)
 def test_every_option_trains_and_samples(parameters):
     q = fit(**parameters)
     X = q.sample(500, random_state=0)
@@ -137,7 +136,7 @@ def test_every_option_trains_and_samples(parameters):
     assert len(q.loss_curve_) == q.n_iter_ == 30
 
 
-def test_layers_are_sampled_by_their_index():
+def test_layers_are_sampled_by_their_index_and_a_warm_start_goes_on():
     q = fit(whiten=None, mixing="normal")
     assert q.sample(3, layer=2).shape == (3, 2)
     np.testing.assert_array_equal(q.sample(3, random_state=1), q.sample(3, random_state=1, layer=0))
@@ -145,6 +144,8 @@ def test_layers_are_sampled_by_their_index():
     for wrong in (-1, 3, 0.5, True):
         with pytest.raises((TypeError, ValueError), match="layer"):
             q.sample(3, layer=wrong)
+    assert q.set_params(warm_start=True).fit(torch.neg, n_features=2).n_iter_ == 60
+    assert q.set_params(n_layers=4).fit(torch.neg, n_features=2).family_.n_layers == 2  # the family is the old one
 
 
 def test_the_base_is_the_pilot_where_there_is_one_and_needs_no_bridge():
@@ -152,40 +153,23 @@ def test_the_base_is_the_pilot_where_there_is_one_and_needs_no_bridge():
     assert isinstance(q.family_.mixing, GaussianMixtureDraws)
     assert q.family_.levels == [1, 1]
     assert fit(mixing="normal").family_.levels == [1, 0.5]
-    with pytest.raises(ValueError, match="`mixing` is 'pilot'"):
-        fit(mixing="pilot", whiten=None)
 
 
-def start(pilot, **parameters):
-    """The layers and the penalty that a fit to N(0, I) would start from in its own coordinates."""
-    return start_of(clone(QUICK).set_params(**parameters), pilot)
+STARTS = [(AGREED, 2.0, "auto"), (AGREED, 2.0, "linear"), (AGREED, 0.0, "auto"), (ROUGH, 2.0, "auto")]
 
 
-def test_the_base_is_a_mixture_where_the_pilot_is_dense_and_its_points_elsewhere():
-    x = normal(400, 2)
-    for dense, expected in ((True, GaussianMixtureDraws), (False, Bootstrap)):
-        family, _ = start(PilotPoints(x, [400], torch.ones(2), AGREED, dense=dense))
-        assert isinstance(family.mixing, expected)
-
-
-@pytest.mark.parametrize("converged", [True, False])
-@pytest.mark.parametrize("weight", [0.0, 0.5, 2.0])
-@pytest.mark.parametrize("bridge", ["auto", "linear"])
-def test_moments_of_a_converged_pilot_hold_the_layers_if_all_are_at_the_target(converged, weight, bridge):
-    x = normal(400, 2)
-    _, penalty = start(
-        PilotPoints(x, [400], torch.ones(2), AGREED if converged else ROUGH), whiten__weight=weight, bridge=bridge
-    )
-    assert (penalty is not None) == (converged and weight > 0 and bridge == "auto")
-    if penalty is not None:
-        assert penalty.weight == weight
-        assert {a.shape[0] for a in penalty.target} == {2}
-
-
-def test_a_warm_start_goes_on():
-    q = fit(whiten=None)
-    assert q.set_params(warm_start=True).fit(torch.neg, n_features=2).n_iter_ == 60
-    assert q.set_params(n_layers=4).fit(torch.neg, n_features=2).family_.n_layers == 2  # the family is the old one
+@every("verdict, weight, bridge", STARTS)
+def test_moments_of_a_converged_pilot_hold_the_layers_if_all_are_at_the_target(verdict, weight, bridge):
+    """And the base is a mixture where the pilot is dense, and its points elsewhere."""
+    q = clone(QUICK).set_params(whiten__weight=weight, bridge=bridge)
+    for dense, base in ((True, GaussianMixtureDraws), (False, Bootstrap)):
+        pilot = PilotPoints(normal(400, 2), [400], torch.ones(2), verdict, dense=dense)
+        family, penalty = start_of(q, pilot)
+        assert isinstance(family.mixing, base)
+        assert (penalty is not None) == (verdict is AGREED and weight > 0 and bridge == "auto")
+        if penalty is not None:
+            assert penalty.weight == weight
+            assert {a.shape[0] for a in penalty.target} == {2}
 
 
 TWO = partial(mixing.GaussianMixture, [[0.0, 1.0]])
@@ -194,6 +178,7 @@ MISTAKES = [
     *(("bridge", {"bridge": wrong}) for wrong in ("cubic", lambda u: u)),
     *(("weights", {"bridge__weights": wrong}) for wrong in ([1.0], [1.0, -1.0], [1.0, float("inf")], [0.0, 0.0])),
     *(("mixing", {"mixing": wrong}) for wrong in ("cauchy", mixing.StudentT, lambda n, generator: torch.zeros(n, 3))),
+    ("mixing", {"mixing": "pilot"}),
     ("df", {"mixing": mixing.StudentT(df=-1.0)}),
     ("means", {"mixing": mixing.GaussianMixture([[0.0]])}),
     *(("scales", {"mixing": TWO(scales=wrong)}) for wrong in (0.0, [1.0, 2.0])),
@@ -201,13 +186,13 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "parameters"), MISTAKES)
-def test_a_bad_parameter_gives_an_error_that_names_it(parameters, name):
+@every("name, parameters", MISTAKES)
+def test_a_bad_parameter_gives_an_error_that_names_it(name, parameters):
     with pytest.raises((TypeError, ValueError), match=f"`{name}`|'{name}'"):
         fit(whiten=None, **parameters)
 
 
-@pytest.mark.parametrize("name", BRIDGES)
+@every("name", BRIDGES)
 def test_bridges_fall_from_the_target_to_the_base(name):
     levels = bridge_levels(name, 5)
     assert levels[0] == 1
@@ -215,25 +200,11 @@ def test_bridges_fall_from_the_target_to_the_base(name):
     assert min(levels) > 0
 
 
-@pytest.mark.parametrize("schedule", [Linear(), Cosine(), Geometric()])
-def test_temperature_schedules_rise_to_one_and_stay(schedule):
-    values = [schedule(i / 50) for i in range(51)]
-    assert values[0] == pytest.approx(schedule.start)
-    assert values == sorted(values)
-    assert values[-1] == schedule(schedule.until) == pytest.approx(1.0)
+def test_the_default_is_the_papers_schedule_over_50000_iterations():
+    for t in (0, 1, 10_000, 22_500, 30_000, 50_000):
+        assert Linear()(t / 50_000) == pytest.approx(min(1, 0.1 + t / 25_000), rel=1e-12)
     with pytest.raises(ValueError, match="`start` and `until`"):
-        clone(schedule).set_params(start=0.0)(0.5)
-
-
-@pytest.mark.parametrize("t", [0, 1, 10_000, 22_500, 30_000, 50_000])
-def test_the_default_is_the_papers_schedule_over_50000_iterations(t):
-    assert Linear()(t / 50_000) == pytest.approx(min(1, 0.1 + t / 25_000), rel=1e-12)
-
-
-def shares_and_spread(X, target):
-    nearest = ((X[:, None] - target.means.numpy()) ** 2).sum(-1).argmin(1)
-    shares = np.bincount(nearest, minlength=8) / len(X)
-    return shares, np.array([X[nearest == k].std(0) for k in range(8)])
+        Linear(start=0.0)(0.5)
 
 
 @pytest.mark.slow
@@ -241,27 +212,22 @@ def test_unequal_modes_of_a_ring_are_kept():
     weights = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
     target = EightGaussians(shift=10.0, weights=weights)
     q = HKSIVIApproximator(n_layers=3, max_iter=500, batch_size=128, random_state=0).fit(target)
-    shares, sd = shares_and_spread(q.sample(20_000), target)
-    assert np.abs(shares / weights - 1).max() < 0.15
-    assert np.abs(sd - 1).max() < 0.2
+    X = q.sample(20_000)
+    nearest = ((X[:, None] - target.means.numpy()) ** 2).sum(-1).argmin(1)
+    assert np.abs(np.bincount(nearest, minlength=8) / len(X) / weights - 1).max() < 0.15
+    assert max(np.abs(X[nearest == k].std(0) - 1).max() for k in range(8)) < 0.2
 
 
-@pytest.mark.parametrize("share", [0.001, 0.05, 0.4])
-def test_rows_that_a_score_spoils_are_drawn_again(share):
+def test_rows_that_a_score_spoils_are_drawn_again():
     """The score is NaN at random, as it may be at rare points; the draws are those of the other points."""
-    q = fit()
-    rng = generator(0)
+    q, rng = fit(), generator(0)
+    for share in (0.001, 0.4):
 
-    def score_fn(x):
-        return torch.where(torch.rand(len(x), 1, generator=rng) < share, torch.nan, -x)
+        def score_fn(x, share=share):
+            return torch.where(torch.rand(len(x), 1, generator=rng) < share, torch.nan, -x)
 
-    sampler = replace(q.sampler_, score=as_score(score_fn, d=2))
-    x = sampler.sample(4000, generator())
-    assert x.isfinite().all()
-    np.testing.assert_allclose(x.std(0), q.sample(4000).std(0), rtol=0.15)
-
-
-def test_a_hierarchy_without_a_finite_score_says_so():
-    sampler = replace(fit().sampler_, score=as_score(lambda x: x * torch.nan, d=2))
+        x = replace(q.sampler_, score=as_score(score_fn, d=2)).sample(4000, generator())
+        assert x.isfinite().all()
+        np.testing.assert_allclose(x.std(0), q.sample(4000).std(0), rtol=0.15)
     with pytest.raises(FloatingPointError, match="`score_fn` is not finite"):
-        sampler.sample(10, generator())
+        replace(q.sampler_, score=as_score(lambda x: x * torch.nan, d=2)).sample(10, generator())

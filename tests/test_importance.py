@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import normal_array, own, student_log_prob
-from scipy import special, stats
+from members import every
+from plain_targets import normal_array, own, student_log_prob, words_of
+from scipy import special
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import (
@@ -25,7 +26,7 @@ from skksivi import (
     refine,
     save,
 )
-from skksivi._utils.monte_carlo import generalised_pareto, pareto_smoothed
+from skksivi._utils.monte_carlo import pareto_smoothed
 from skksivi.baselines import SVGD, Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Refined
@@ -45,16 +46,8 @@ def fitted(mean, sd):
     return Laplace(dtype="float64", random_state=0).fit(gaussian(mean, sd))
 
 
-@given(k=st.floats(-0.5, 0.9), sigma=st.floats(0.1, 10), seed=st.integers(0, 10**6))
-def test_the_shape_of_a_tail_is_found(k, sigma, seed):
-    """Four asymptotic standard errors, (1 + k) / sqrt(n), and what the prior adds."""
-    x = np.sort(stats.genpareto(k, scale=sigma).rvs(2000, random_state=seed))
-    found, scale = generalised_pareto(x)
-    assert abs(found - k) < 4 * (1 + abs(k)) / math.sqrt(2000) + 10 / 2000
-    assert abs(math.log(scale / sigma)) < 0.3
-
-
-def test_smoothing_keeps_the_order_and_the_bulk():
+def test_smoothing_keeps_the_order_and_the_bulk_and_ratios_that_are_practically_equal():
+    """Not even the tail of Cauchy's distribution is one, where it adds less than a fifth to any of them."""
     r = normal_array(1000)
     smoothed, k = pareto_smoothed(r)
     order = np.argsort(r)
@@ -62,6 +55,12 @@ def test_smoothing_keeps_the_order_and_the_bulk():
     assert (np.diff(smoothed[order]) >= -1e-12).all()
     assert smoothed.max() <= r.max()
     assert k < 0.7
+    tail = np.abs(np.random.RandomState(0).standard_cauchy(2000))
+    equal = np.log1p(1e-3 * tail.clip(max=50))
+    log_ratios, k = pareto_smoothed(equal)
+    np.testing.assert_array_equal(log_ratios, equal)
+    assert k == 0
+    assert pareto_smoothed(np.log1p(tail))[1] > 0.7
 
 
 def test_k_is_that_of_arviz():
@@ -86,49 +85,11 @@ def test_gaussians_have_their_divergence_and_evidence(mean, ratio, d, log_consta
         assert abs(bound.value - exact) < 5 * bound.se + 0.01
 
 
-def divergence(log_p, mean, sd):
-    """KL(q||p) + KL(p||q) of q = N(mean, sd^2) and of a density on the line, by quadrature."""
-    tail = np.geomspace(30, 1e4, 2000)
-    x = np.concatenate([-tail[::-1], np.linspace(-30, 30, 20_001)[1:-1], tail])
-    log_q = stats.norm.logpdf(x, mean, sd)
-    p, q = np.exp(log_p(torch.as_tensor(x)).numpy()), np.exp(log_q)
-    gap = np.where((p > 0) | (q > 0), log_q - log_p(torch.as_tensor(x)).numpy(), 0)
-    return np.trapezoid(q * gap, x) - np.trapezoid(p * gap, x) / np.trapezoid(p, x)
-
-
-COORDINATES = {  # log p on the line, its mean and standard deviation
-    "normal": (lambda x: -x.square() / 2, 0.0, 1.0),
-    "t": (lambda x: -4.5 * (x.square() / 8).log1p(), 0.0, math.sqrt(8 / 6)),
-    "log gamma": (lambda x: 2 * x - x.exp().clamp_max(1e9), special.digamma(2), special.polygamma(1, 2) ** 0.5),
-    "logistic": (lambda x: -x - 2 * torch.nn.functional.softplus(-x), 0.0, math.pi / math.sqrt(3)),
-}
-
-
-@pytest.mark.slow
-def test_errors_of_divergences_are_honest_where_tails_are_longer_than_those_of_the_fit():
-    """In standard errors the mean square is about one, with what a tail may add and without."""
-    rng, z = np.random.RandomState(0), []
-    for seed in range(100):
-        parts = [COORDINATES[kind] for kind in rng.choice([*COORDINATES], rng.randint(1, 7))]
-        mean = [m + s * 0.05 * rng.normal() for _, m, s in parts]
-        sd = [s * math.exp(0.08 * rng.normal()) for *_, s in parts]
-        target = from_log_prob(lambda x, p=parts: sum(f(v) for (f, *_), v in zip(p, x.mT, strict=True)), len(parts))
-        q = fitted(mean, sd)
-        found, scales = certificate(q, target, random_state=seed), q.covariance_.diagonal() ** 0.5
-        exact = sum(divergence(f, m, s) for (f, *_), m, s in zip(parts, q.mean_, scales, strict=True))
-        if found.trusted:
-            z.append((found.divergence - exact) / np.array([found.se, found.se_below]))
-    assert len(z) > 60
-    honest, shown = np.square(z).mean(0)
-    assert honest < 1.5
-    assert shown < 1.5
-
-
 def test_a_divergence_does_not_rest_on_where_no_draw_of_the_fit_is():
     """Log p of -e^x is -10^100 and less where the Student t where the wider draws reach."""
     target = from_log_prob(lambda x: (x - x.exp()).sum(-1), n_features=4)
     q = fitted([special.digamma(1)] * 4, [special.polygamma(1, 1) ** 0.5] * 4)
-    found = [importance_sample(q, target, random_state=seed).certificate() for seed in range(20)]
+    found = [importance_sample(q, target, random_state=seed).certificate() for seed in range(5)]
     assert max(c.divergence for c in found) < 100
 
 
@@ -147,8 +108,6 @@ def test_expectations_are_those_of_the_target():
     value, se = sample.expectation(lambda X: np.column_stack([X, X**2]))
     assert (np.abs(value - [0.4, 1.16]) < 5 * se).all()
     assert isinstance(sample.expectation(lambda X: X[:, 0]).value, float)
-    with pytest.raises(ValueError, match=r"`f` returned shape \(3,\)"):
-        sample.expectation(lambda X: np.ones(3))
 
 
 @given(d=st.integers(1, 5), seed=st.integers(0, 1000))
@@ -160,44 +119,33 @@ def test_the_numbers_of_a_fit_to_itself_differ_by_nothing(d, seed):
     assert Errors.between(Numbers.of_draws(sample.draws, levels), posterior).worst(0).excess < 0.05
 
 
-def normal_posterior(prior=1.0, rows=20, power=1.0):
-    """The posterior of a normal mean, and its moments in closed form."""
-    y = torch.linspace(-1, 3, 22, dtype=torch.float64)[:rows]
-    precision = prior + power * rows
-    target = from_log_prob(lambda x: -prior * x[:, 0] ** 2 / 2 - power * ((y.to(x) - x) ** 2).sum(1) / 2, 1)
-    return target, power * float(y.sum()) / precision, 1 / precision
+NORMAL, FAR = gaussian([0.0], [1.0]), gaussian([0.0] * 8, [1.0] * 8)
+NOWHERE = from_log_prob(lambda x: torch.where(x[:, 0] > 4, -x[:, 0], -math.inf), n_features=1)
+REFUSED = [
+    (lambda q: importance_sample(SVGD(n_particles=200, max_iter=2).fit(NORMAL), NORMAL), "SVGD has no density"),
+    (lambda q: refine(quick(mixing=no_density).fit(NORMAL), NORMAL), "none, so its draws have no weights"),
+    (lambda q: evidence(q, None), "`target` must be a Target or its score function, got a NoneType"),
+    (lambda q: certificate(q, NORMAL, n_samples=99), "n_samples"),
+    (lambda q: refine(q, NORMAL, n_samples=99), "n_samples"),
+    (lambda q: importance_sample(q, NORMAL).expectation(lambda X: np.ones(3)), r"`f` returned shape \(3,\)"),
+    (lambda q: importance_sample(q, NOWHERE, random_state=0), r"finite log-density at \d+ of 1000 draws"),
+    (lambda q: importance_sample(Laplace().fit(Banana()), Banana()).expectation(np.sum), r"shape k = .* \(0.70 is"),
+    (lambda q: refine(fitted([40.0] * 8, [0.1] * 8), FAR, random_state=0), "rest on a few draws. Improve the fit"),
+]
 
 
-@pytest.mark.parametrize("change", [{"prior": 4.0}, {"rows": 19}, {"rows": 22}, {"power": 0.5}], ids=str)
-def test_a_fit_is_weighted_for_a_neighbour_of_its_target(change):
-    q = KSIVIApproximator(random_state=0).fit(normal_posterior()[0])
-    target, mean, variance = normal_posterior(**change)
-    sample = importance_sample(q, target, random_state=0)
-    value, se = sample.expectation(lambda X: np.hstack([X, (X - mean) ** 2]))
-    assert (np.abs(value - [mean, variance]) < 4 * se).all()
-    assert not importance_sample(q, normal_posterior(prior=400.0)[0], random_state=0).trusted
+@pytest.mark.filterwarnings("ignore:The target seems bounded")
+@every("act, message", REFUSED)
+def test_what_cannot_be_weighed_or_refined_is_named(act, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        act(fitted([0.0], [1.0]))
 
 
-def test_ratios_without_a_tail_to_trust_are_refused():
-    sample = importance_sample(Laplace().fit(Banana()), Banana(), random_state=0)
-    assert not sample.trusted
-    assert not sample.evidence().trusted
-    with pytest.raises(ValueError, match=r"shape k = .* \(0.70 is allowed\)"):
-        sample.expectation(np.sum)
-
-
-def test_what_cannot_be_weighed_is_named():
-    target = gaussian([0.0], [1.0])
-    with pytest.raises(TypeError, match="SVGD has no density"):
-        importance_sample(SVGD(n_particles=200, max_iter=2, random_state=0).fit(target), target)
-    bare = quick(mixing=lambda n, generator: torch.randn(n, 1, generator=generator)).fit(target)
-    with pytest.raises(TypeError, match="no density, since `mixing` has none, so its draws have no weights"):
-        refine(bare, target)
-    q = fitted([0.0], [1.0])
-    with pytest.raises(TypeError, match="`target` must be a Target or its score function, got a NoneType"):
-        evidence(q, None)
-    with pytest.raises(ValueError, match="n_samples"):
-        certificate(q, target, n_samples=99)
+def test_a_refined_fit_that_keeps_no_draw_says_so():
+    moved = refine(fitted([0.0], [1.0]), NORMAL, random_state=0)
+    moved.sampler_ = replace(moved.sampler_, log_bound=1e3)
+    with pytest.raises(RuntimeError, match="Hardly any draw of the fit is kept; call `refine` again"):
+        moved.sample(5)
 
 
 @pytest.mark.filterwarnings("ignore:The target seems bounded")
@@ -207,20 +155,14 @@ def test_draws_where_the_target_has_no_density_weigh_nothing():
     assert len(sample.X) == 2000
     assert (sample.weights[sample.X[:, 0] < 0] == 0).all()
     elbo, log_z, eubo = sample.evidence()[:3]
-    assert elbo.value == -math.inf
     assert abs(log_z.value - math.log(math.sqrt(2 * math.pi) / 2)) < 5 * log_z.se
     assert np.isfinite(eubo.value)
-    assert sample.certificate().divergence == math.inf
-    nowhere = from_log_prob(lambda x: torch.where(x[:, 0] > 4, -x[:, 0], -math.inf), n_features=1)
-    with pytest.raises(ValueError, match=r"finite log-density at \d+ of 1000 draws"):
-        importance_sample(fitted([0.0], [1.0]), nowhere, random_state=0)
+    assert (elbo.value, sample.certificate().divergence) == (-math.inf, math.inf)
 
 
 @pytest.mark.filterwarnings("ignore:The target seems bounded")
 def test_draws_whose_density_is_not_a_number_are_left_out():
-    broken = own(
-        1, log_prob=lambda x: torch.where(x[:, 0] > -1, -x.square().sum(-1) / 2, math.nan), score_fn=torch.neg
-    )
+    broken = own(1, log_prob=lambda x: (x[:, 0] + 1).log() * 0 - x.square().sum(-1) / 2, score_fn=torch.neg)
     with pytest.warns(UserWarning, match="of 1000 draws are left out: the density of `target` is NaN there"):
         sample = importance_sample(fitted([0.0], [1.0]), broken, random_state=0)
     assert (sample.X > -1).all()
@@ -238,36 +180,32 @@ def log_gamma(shape, d):
     return from_log_prob(lambda x: (shape * x - x.exp()).sum(-1), n_features=d)
 
 
-def errors(X, mean, sd):
-    """The largest error of a mean, in standard deviations, and of the logarithm of a standard deviation."""
-    return np.abs((X.mean(0) - mean) / sd).max(), np.abs(np.log(X.std(0) / sd)).max()
-
-
-def imperfect_fits():
-    """Fits that are narrow, shifted or not skewed, their targets, and the mean and standard deviation of these."""
-    for d in (2, 20):
-        for shift, ratio in ((0.0, 0.85), (0.2, 1.0), (0.2, 0.85), (0.1, 1.1), (-0.1, 0.95), (0.0, 1.0)):
-            yield fitted([shift] * d, [ratio] * d), gaussian([0.0] * d, [1.0] * d), 0.0, 1.0
-    for d, shape in itertools.product((1, 2, 5), (3.0, 10.0)):
-        target, sd = log_gamma(shape, d), special.polygamma(1, shape) ** 0.5
-        yield Laplace(random_state=0).fit(target), target, special.digamma(shape), sd
-
-
 def test_refined_fits_are_better_or_refused():
     """A mean is accurate within 0.1 standard deviations, a standard deviation within 10%."""
-    refused, was_accurate, is_accurate, n = 0, 0, 0, 18
+    refused, was_accurate, is_accurate, n = 0, 0, 0, 10
     for q, target, mean, sd in imperfect_fits():
         try:
             refined = refine(q, target, random_state=0)
         except ValueError as error:
             refused += "importance ratios have a tail" in str(error)
             continue
-        before, after = (errors(fit.sample(4000, random_state=1), mean, sd) for fit in (q, refined))
-        was_accurate += max(before) < 0.1
-        is_accurate += max(after) < 0.1
-        assert max(after) < 0.1 or max(before) >= 0.1
-    assert refused <= 5
+        draws = [fit.sample(4000, random_state=1) for fit in (q, refined)]
+        errors = [max(np.abs([(X.mean(0) - mean) / sd, np.log(X.std(0) / sd)]).ravel()) for X in draws]
+        was_accurate += errors[0] < 0.1
+        is_accurate += errors[1] < 0.1
+        assert errors[1] < 0.1 or errors[0] >= 0.1
+    assert refused <= 3
     assert is_accurate >= was_accurate + (n - was_accurate) / 2
+
+
+def imperfect_fits():
+    """Fits that are narrow, shifted or not skewed, their targets, and the mean and standard deviation of these."""
+    for d in (2, 20):
+        for shift, ratio in ((0.2, 0.85), (0.1, 1.1), (0.0, 1.0)):
+            yield fitted([shift] * d, [ratio] * d), gaussian([0.0] * d, [1.0] * d), 0.0, 1.0
+    for d, shape in itertools.product((2, 5), (3.0, 10.0)):
+        target, sd = log_gamma(shape, d), special.polygamma(1, shape) ** 0.5
+        yield Laplace(random_state=0).fit(target), target, special.digamma(shape), sd
 
 
 def test_refined_draws_are_distinct_independent_and_have_their_density():
@@ -275,13 +213,11 @@ def test_refined_draws_are_distinct_independent_and_have_their_density():
     q = refine(fitted([0.0, 0.0], [0.9, 1.1]), target, random_state=0)
     X, Y = q.sample(5000), q.sample(5000)
     assert len({*X[:, 0]} | {*Y[:, 0]}) == 10_000
-    np.testing.assert_array_equal(q.sample(7, random_state=3), q.sample(7, random_state=3))
     assert q.sample(0).shape == (0, 2)
     exact = target.log_prob(torch.as_tensor(X)).numpy() - math.log(2 * math.pi)
     assert abs(np.exp(exact - q.score_samples(X)).mean() - 1) < 0.03
     assert diagnose(q, target, random_state=0).ok
-    again = refine(q, target, random_state=1)
-    assert not isinstance(again.sampler_.sampler, Refined)
+    assert not isinstance(refine(q, target, random_state=1).sampler_.sampler, Refined)
 
 
 def test_a_refined_fit_is_a_copy_that_is_saved_without_its_target(tmp_path):
@@ -290,8 +226,7 @@ def test_a_refined_fit_is_a_copy_that_is_saved_without_its_target(tmp_path):
     stands, X = q._random_state.get_state()[2], q.sample(5, random_state=0)
     refined = refine(q, target, random_state=0)
     np.testing.assert_array_equal(q.sample(5, random_state=0), X)
-    assert refined.sample(3, layer=2).shape == (3, 2)
-    refined.sample(3)
+    assert refined.sample(3, layer=2).shape == refined.sample(3).shape == (3, 2)
     assert q._random_state.get_state()[2] == stands
     save(refined, tmp_path / "q.skksivi")
     with pytest.raises(ValueError, match=r"load\(path, score_fn=...\)"):
@@ -299,18 +234,6 @@ def test_a_refined_fit_is_a_copy_that_is_saved_without_its_target(tmp_path):
     loaded = load(tmp_path / "q.skksivi", score_fn=target)
     np.testing.assert_array_equal(loaded.sample(20, random_state=0), refined.sample(20, random_state=0))
     assert not isinstance(refined.fit(target).sampler_, Refined)
-
-
-def test_what_cannot_be_refined_is_named():
-    with pytest.raises(ValueError, match=r"shape k = .*a refined fit would rest on a few draws. Improve the fit"):
-        refine(fitted([40.0] * 8, [0.1] * 8), gaussian([0.0] * 8, [1.0] * 8), random_state=0)
-    target, q = gaussian([0.0], [1.0]), fitted([0.0], [1.0])
-    with pytest.raises(ValueError, match="n_samples"):
-        refine(q, target, n_samples=99)
-    moved = refine(q, target, random_state=0)
-    moved.sampler_ = replace(moved.sampler_, log_bound=1e3)
-    with pytest.raises(RuntimeError, match="Hardly any draw of the fit is kept; call `refine` again"):
-        moved.sample(5)
 
 
 # The certificate of a fit
@@ -321,15 +244,18 @@ def quick(**params):
     return KSIVIApproximator(max_iter=2, batch_size=8, hidden_layer_sizes=(5,), random_state=0, **params)
 
 
+def no_density(n, generator):
+    return torch.randn(n, 1, generator=generator)
+
+
 def test_a_fit_has_the_certificate_of_its_draws():
     target = log_gamma(3.0, 3)
     for known in (target, target.score_fn):
         q = quick().fit(known, n_features=3)
         found, full = q.certificate_, certificate(q, target, random_state=0)
         assert found.trusted
-        assert abs(found.divergence - full.divergence) < 1e-4 + 5 * math.hypot(
-            found.se, full.se
-        )  # and the bias of ratios of sums
+        bias = 1e-4  # of ratios of sums
+        assert abs(found.divergence - full.divergence) < bias + 5 * math.hypot(found.se, full.se)
 
 
 def test_it_takes_a_few_hundred_scores_and_changes_no_draw(monkeypatch):
@@ -342,34 +268,27 @@ def test_it_takes_a_few_hundred_scores_and_changes_no_draw(monkeypatch):
     np.testing.assert_array_equal(without.sample(5), q.sample(5))
 
 
-@pytest.mark.parametrize(
-    ("shift", "ratio", "wrong"), [(0.0, 1.0, False), (0.04, 0.98, False), (0.6, 1.0, True), (0.5, 0.9, True)]
-)
-def test_bad_fits_are_told_by_their_certificate(shift, ratio, wrong, recwarn):
+@every("shift, ratio, wrong", [(0.04, 0.98, False), (0.5, 0.9, True)])
+def test_bad_fits_are_told_by_their_certificate(shift, ratio, wrong):
     whiten = [shift] * 2, (ratio * np.eye(2)).tolist()
-    q = KSIVIApproximator(whiten=whiten, train=False, random_state=0).fit(gaussian([0.0, 0.0], [1.0, 1.0]))
+    q = KSIVIApproximator(whiten=whiten, train=False, random_state=0)
+    said = words_of(lambda: q.fit(gaussian([0.0, 0.0], [1.0, 1.0])))
     assert q.certificate_.trusted
-    messages = [str(w.message) for w in recwarn if w.category is ConvergenceWarning]
-    assert any(re.search(r"The fit is wrong: .* from the posterior", m) for m in messages) == wrong
+    assert any(re.search(r"The fit is wrong: .* from the posterior", m) for m in said) == wrong
 
 
 @pytest.mark.slow
 def test_what_has_no_cheap_certificate_has_none():
-    def mixing(n, generator):
-        return torch.randn(n, 2, generator=generator)
-
-    assert quick(mixing=mixing).fit(log_gamma(3.0, 2)).certificate_ is None
-    ring = EightGaussians()
-    assert quick().fit(ring).certificate_.trusted
+    assert quick(mixing=no_density).fit(log_gamma(3.0, 1)).certificate_ is None
+    assert quick().fit(EightGaussians()).certificate_.trusted
     short = HKSIVIApproximator(max_iter=2, batch_size=8, n_layers=2, random_state=0)
-    assert short.fit(gaussian([0.0], [1.0])).certificate_ is None
-
+    assert short.fit(NORMAL).certificate_ is None
     raised = []
 
     def log_prob(x):
         if len(x) == N_CHEAP:
             raised.append(x)
-            raise ZeroDivisionError
+            raise NotImplementedError
         return -x.square().sum(-1) / 2
 
     late = own(1, log_prob=log_prob, score_fn=torch.neg)
@@ -378,7 +297,7 @@ def test_what_has_no_cheap_certificate_has_none():
 
 
 def test_certificates_are_saved_and_made_anew_by_warm_starts(tmp_path):
-    q = quick(warm_start=True, mixing=StudentT(8.0), whiten=([0.0], [[1.0]])).fit(gaussian([0.0], [1.0]))
+    q = quick(warm_start=True, mixing=StudentT(8.0), whiten=([0.0], [[1.0]])).fit(NORMAL)
     before = q.certificate_
     save(q, tmp_path / "q.skksivi")
     assert load(tmp_path / "q.skksivi").certificate_ == before
@@ -390,42 +309,24 @@ def test_certificates_are_saved_and_made_anew_by_warm_starts(tmp_path):
 # Known evidences
 
 
-def student(df, d):
-    return from_log_prob(lambda x: student_log_prob(x, df), n_features=d)
-
-
 def is_honest(found, exact):
     """Within 0.05 nats, or within four standard errors, which are infinite where the weights are not trusted."""
     return abs(found.log_z.value - exact) < max(0.05, 4 * found.log_z.se)
 
 
-@pytest.mark.parametrize("d", [1, 3, 10, 30])
-@pytest.mark.parametrize(
-    ("shift", "ratio"), [(0.0, 1.0), (0.1, 0.95), (0.0, 0.85), (0.2, 1.0), (0.0, 0.5), (1.0, 1.0)]
-)
+@every("d", [1, 30])
+@every("shift, ratio", [(0.0, 1.0), (0.1, 0.95), (0.0, 0.85), (0.2, 1.0), (0.0, 0.5), (1.0, 1.0)])
 def test_the_evidence_of_a_gaussian_is_within_its_error(d, shift, ratio):
-    target, exact = gaussian([0.0] * d, [1.0] * d), d / 2 * math.log(2 * math.pi)
-    found = evidence(fitted([shift] * d, [ratio] * d), target, random_state=0)
-    assert is_honest(found, exact)
+    found = evidence(fitted([shift] * d, [ratio] * d), gaussian([0.0] * d, [1.0] * d), random_state=0)
+    assert is_honest(found, d / 2 * math.log(2 * math.pi))
     assert found.trusted or max(abs(shift), 1 - ratio) * math.sqrt(d) > 0.45
 
 
-@pytest.mark.parametrize("d", [2, 5, 10])
-@pytest.mark.parametrize("df", [3.0, 5.0])
+@every("d, df", [(2, 3.0), (10, 5.0)])
 def test_tails_that_the_fit_lacks_are_in_the_evidence(d, df):
     """Draws of the Gaussian alone miss 0.01 to 0.3 nats, by up to eight standard errors."""
-    q = fitted([0.0] * d, [1.0] * d)
-    assert all(is_honest(evidence(q, student(df, d), random_state=seed), 0.0) for seed in range(5))
-
-
-def test_ratios_that_are_practically_equal_have_no_tail():
-    """Not even that of Cauchy's distribution, where it adds less than a fifth to any of them."""
-    tail = np.abs(np.random.RandomState(0).standard_cauchy(2000))
-    equal = np.log1p(1e-3 * tail.clip(max=50))
-    log_ratios, k = pareto_smoothed(equal)
-    np.testing.assert_array_equal(log_ratios, equal)
-    assert k == 0
-    assert pareto_smoothed(np.log1p(tail))[1] > 0.7
+    q, student = fitted([0.0] * d, [1.0] * d), from_log_prob(lambda x: student_log_prob(x, df), n_features=d)
+    assert all(is_honest(evidence(q, student, random_state=seed), 0.0) for seed in range(5))
 
 
 def test_a_valley_to_the_reference_leaves_out_what_lies_beyond(monkeypatch):

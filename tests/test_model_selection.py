@@ -5,20 +5,20 @@ import pickle
 
 import numpy as np
 import pytest
-import sklearn.model_selection
 import torch
 from approximators import GaussianTarget
 from joblib import parallel_config
+from members import every
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, FitFailedWarning
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
-from sklearn.model_selection import GridSearchCV, HalvingGridSearchCV, cross_validate
+from sklearn.model_selection import GridSearchCV, HalvingGridSearchCV, KFold, ShuffleSplit, cross_validate
 
 from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
 from skksivi.kernels import IMQ
-from skksivi.metrics import energy_distance, ksd, sliced_wasserstein
+from skksivi.metrics import ksd, mmd, sliced_wasserstein
 from skksivi.model_selection import (
     Replicates,
     neg_distance_scorer,
@@ -99,7 +99,7 @@ def test_folds_are_those_of_random_state():
     assert str(np.random.get_state()) == before
 
 
-@pytest.mark.parametrize("make", [lambda: 0, lambda: np.random.RandomState(0)], ids=["int", "RandomState"])
+@every("make", {"int": lambda: 0, "RandomState": lambda: np.random.RandomState(0)})
 def test_the_seed_of_a_fit_comes_from_the_estimator_and_the_replicate(make):
     def draws(target, random_state):
         return clone(QUICK).set_params(random_state=random_state).fit(target).sample(4).tolist()
@@ -183,7 +183,7 @@ def found(scores, params):
     return {"params": params} | {f"split{k}_test_a": column for k, column in enumerate(np.transpose(scores))}
 
 
-@pytest.mark.parametrize(("sizes", "expected"), [((1, 1, 1, 0, 0), 0), ((2, 1, 2, 0, 0), 1), ((2, 2, 1, 0, 0), 2)])
+@every("sizes, expected", [((1, 1, 1, 0, 0), 0), ((2, 1, 2, 0, 0), 1), ((2, 2, 1, 0, 0), 2)])
 def test_the_simplest_candidate_within_one_standard_error_is_kept(sizes, expected):
     results = found(SCORES, [dict.fromkeys("xy"[:size]) for size in sizes])
     assert within_noise(results, "a") == expected
@@ -191,7 +191,7 @@ def test_the_simplest_candidate_within_one_standard_error_is_kept(sizes, expecte
     assert results["se_test_a"][:4] == pytest.approx([0, 0.05, 0.2, 0])
 
 
-@pytest.mark.parametrize(("scores", "metric"), [(SCORES, "b"), (SCORES[:, :1], "a"), (math.nan * SCORES, "a")])
+@every("scores, metric", [(SCORES, "b"), (SCORES[:, :1], "a"), (math.nan * SCORES, "a")])
 def test_a_choice_within_noise_needs_replicates_of_a_known_scorer_and_finite_scores(scores, metric):
     with pytest.raises(ValueError, match="`within_noise` found"):
         within_noise(found(scores, [{}] * 5), metric)
@@ -235,9 +235,8 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("case", FAILURES)
-def test_a_failed_candidate_scores_nan_and_the_search_goes_on(case):
-    target, grid, warning = FAILURES[case]
+@every("target, grid, warning", FAILURES)
+def test_a_failed_candidate_scores_nan_and_the_search_goes_on(target, grid, warning):
     estimator = clone(QUICK).set_params(optimizer__nonfinite="skip" if warning is UserWarning else "raise")
     search = GridSearchCV(estimator, grid, cv=Replicates(2), scoring=SCORER)
     with pytest.warns(warning), pytest.warns(UserWarning, match="non-finite"):
@@ -323,7 +322,7 @@ def reference():
 
 @pytest.mark.parametrize(
     ("metric", "function"),
-    [("energy", energy_distance), ("sliced_wasserstein", lambda X, Y: sliced_wasserstein(X, Y, random_state=0))],
+    [("mmd", mmd), ("sliced_wasserstein", lambda X, Y: sliced_wasserstein(X, Y, random_state=0))],
 )
 def test_neg_distance_is_that_of_standardised_coordinates(metric, function):
     Y, X = reference(), Draws(2).sample(200, np.random.RandomState([0]))
@@ -358,9 +357,8 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named(mistake):
-    act, message = MISTAKES[mistake]
+@every("act, message", MISTAKES)
+def test_a_mistake_is_named(act, message):
     with pytest.raises((TypeError, ValueError), match=message):
         act()
 
@@ -378,9 +376,8 @@ def test_candidates_of_a_fold_find_the_same_coordinates():
     np.testing.assert_array_equal(a.L, b.L)
 
 
-@pytest.mark.parametrize("cv", [None, 3, "KFold", "ShuffleSplit"])
+@every("cv", [None, 3, KFold(), ShuffleSplit()])
 def test_a_search_that_would_split_rows_says_what_to_do(cv):
-    cv = getattr(sklearn.model_selection, cv)() if isinstance(cv, str) else cv
     search = GridSearchCV(KSIVIApproximator(max_iter=2), {"learning_rate": [0.1]}, cv=cv)
     with pytest.raises(ValueError, match=r"no rows to split: set cv=skksivi.model_selection.Replicates"):
         search.fit(Banana())

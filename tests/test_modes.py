@@ -14,7 +14,6 @@ from skksivi import KSIVIApproximator, modes
 from skksivi.base import BaseApproximator
 from skksivi.baselines import Laplace
 from skksivi.coordinates._affine import Affine
-from skksivi.families._derived import Reweighted
 from skksivi.inference._modes import metropolis
 from skksivi.judge import Grade, Verdict
 from skksivi.pilot._log_density import Cells, masses, normalised
@@ -25,13 +24,9 @@ from skksivi.training._run import Fit
 
 AGREED = Verdict(Grade.CHAINS_AGREE)
 
-AGREED = Verdict(Grade.CHAINS_AGREE)
-
 WEIGHTS = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
 #: A few hundred iterations of a normal mixing: the fits are rough, and say so.
 pytestmark = pytest.mark.filterwarnings("ignore:The fit (is|may be) wrong")
-
-SETTINGS = {"mixing": "normal", "max_iter": 400, "batch_size": 64, "hidden_layer_sizes": (30, 30), "random_state": 0}
 
 
 def student_and_gaussian(d, weight=0.3, distance=20.0, df=3.0):
@@ -44,8 +39,7 @@ def student_and_gaussian(d, weight=0.3, distance=20.0, df=3.0):
     return log_prob, from_log_prob(log_prob, d).score_fn
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["lines", "log_prob"])
-@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize(("d", "exact"), [(1, True), (5, False)])
 def test_masses_are_those_of_modes_that_are_no_gaussians(d, exact):
     log_prob, score_fn = student_and_gaussian(d)
     score = as_score(score_fn, log_prob if exact else None)
@@ -79,37 +73,16 @@ def test_a_pilot_is_given_the_masses_of_its_modes():
     assert with_mode_weights(as_score(score_fn), right, generator) is right
 
 
-@pytest.mark.parametrize("bare", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_unequal_weights_are_found(bare):
+def test_unequal_weights_are_found():
     """From draws that have equal ones."""
     target, q = RING, Drawn(EightGaussians(shift=5.0).sample).fit(RING)
-    found = modes(q, target.score_fn if bare else target, random_state=0)
+    found = modes(q, target, random_state=0)
     assert found.trusted
     assert found.reason == ""
     assert found.centres.shape == (8, 2)
     assert found.shares.sum() == pytest.approx(1)
     assert (np.abs(found.weights - np.sort(WEIGHTS)[::-1]) < 4 * found.standard_errors).all()
     assert (found.standard_errors < 0.03 * found.weights).all()
-
-
-@pytest.mark.slow
-def test_a_fit_is_drawn_and_judged_by_the_weights_until_the_next():
-    target = RING
-    X = target.sample(4000, torch.Generator().manual_seed(0)).numpy()
-    q = KSIVIApproximator(**SETTINGS).fit(EightGaussians(shift=5.0))  # equal weights
-    before = q.score(X)
-    found = modes(q, target, reweight=True, random_state=0)
-    assert np.abs(shares(q.sample(20_000, random_state=0), target) / WEIGHTS - 1).max() < 0.1
-    gain = (found.weights * np.log(found.weights / found.shares)).sum()  # the divergence of the old weights
-    assert q.score(X) - before == pytest.approx(gain, abs=0.05)
-    assert gain > 0.05
-    q.set_params(whiten="laplace", max_iter=1).fit(lambda x: -x, n_features=2)
-    assert not isinstance(q.sampler_, Reweighted)
-
-
-def shares(X, target):
-    nearest = ((X[:, None] - target.means.numpy()) ** 2).sum(-1).argmin(1)
-    return np.bincount(nearest, minlength=8) / len(X)
 
 
 def test_one_mode_has_weight_one():
@@ -148,8 +121,6 @@ def test_draws_in_no_mode_that_could_be_weighed_are_told():
     found = modes(q, target, random_state=0)
     assert not found.trusted
     assert "far from every mode" in found.reason
-    with pytest.raises(ValueError, match="far from every mode"):
-        modes(q, target, reweight=True, random_state=0)
 
 
 @pytest.mark.slow
@@ -160,9 +131,6 @@ def test_weights_that_rest_on_too_little_are_refused():
     assert len(found.weights) == 2
     assert not found.trusted
     assert "effective share" in found.reason
-    with pytest.raises(ValueError, match=r"`reweight` is set, but.*effective share"):
-        modes(q, score_fn, reweight=True, random_state=0)
-    assert not isinstance(q.sampler_, Reweighted)
 
 
 RARE = 0.001
@@ -174,17 +142,13 @@ def with_a_rare_mode(n, generator):
     return x + torch.where(torch.rand(n, generator=generator) < RARE, 6.0, -6.0)[:, None] * torch.eye(1, 2)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-def test_a_mode_of_few_draws_is_seen(seed):
+def test_a_mode_of_few_draws_is_seen():
     """The two have equal weights in the target."""
     p = Mixture([0.5, 0.5], [[-6.0, 0.0], [6.0, 0.0]], [1.0, 1.0])
     q = Drawn(with_a_rare_mode).fit(p.score_fn, n_features=2)
-    found = modes(q, p.score_fn, reweight=True, random_state=seed)
+    found = modes(q, p.score_fn, random_state=0)
     np.testing.assert_allclose(found.weights, 0.5, atol=0.02)
-    share = found.shares[found.centres[:, 0].argmax()]  # as it was counted, a few draws of many
-    odds = RARE / share * (1 - share) / (1 - RARE)
-    drawn = (q.sample(1000, random_state=0)[:, 0] > 0).mean()
-    assert abs(drawn - odds / (1 + odds)) < 0.08  # five standard errors
+    assert 0 < found.shares.min() < 2 * RARE
 
 
 # Chains from draws of a mode

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from members import every
 from plain_targets import GaussianScore, normal
 
 from skksivi.stein._discrepancy import stein_shift
@@ -13,37 +14,19 @@ from skksivi.training._guard import MomentPenalty, departure, moments
 SEEDS = st.integers(0, 10**6)
 
 
-def penalty(u, target, weight):
-    """The formula, each moment written out."""
-    first = u.mean(0) - target.first
-    second = torch.einsum("ni,nj->ij", u, u) / len(u) - target.second
-    third = (u**3).mean(0) - target.third
-    return weight * (first.square().sum() + second.square().sum() / 2 + third.square().sum() / 15)
-
-
 @given(n=st.integers(2, 30), d=st.integers(1, 4), weight=st.floats(0.1, 10), seed=SEEDS)
 def test_the_gradient_is_that_of_the_formula(n, d, weight, seed):
-    target = moments(normal(50, d, seed=seed))
-    u = normal(n, d, seed=seed + 1).requires_grad_()
-    (expected,) = torch.autograd.grad(penalty(u, target, weight), u)
-    actual = MomentPenalty(target, weight, memory=0.0).gradient(u.detach())
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_the_first_gradient_remembers_the_target():
-    """The running averages start there, so that one batch moves them by 1 - memory."""
-    target, u = moments(normal(50, 3)), normal(20, 3, seed=1)
-    plain, damped = (MomentPenalty(target, 1.0, memory=m).gradient(u) for m in (0.0, 0.9))
-    torch.testing.assert_close(damped, 0.1 * plain)
-
-
-def test_the_running_averages_forget():
-    target, u = moments(normal(50, 3)), normal(20, 3, seed=1)
-    remembering, before = MomentPenalty(target, 1.0, memory=0.5), [a.clone() for a in target]
-    for _ in range(60):
-        last = remembering.gradient(u)
-    torch.testing.assert_close(last, MomentPenalty(target, 1.0, memory=0.0).gradient(u))
-    assert all(a.equal(b) for a, b in zip(target, before, strict=True))
+    """Each moment is written out; at first a batch moves the running averages by 1 - memory, and these forget."""
+    target, u = moments(normal(50, d, seed=seed)), normal(n, d, seed=seed + 1).requires_grad_()
+    gaps = u.mean(0) - target.first, u.mT @ u / n - target.second, (u**3).mean(0) - target.third
+    penalty = sum(gap.square().sum() / share for gap, share in zip(gaps, (1, 2, 15), strict=True))
+    (expected,) = torch.autograd.grad(weight * penalty, u)
+    for memory, n_steps, share in ((0.0, 1, 1.0), (0.9, 1, 0.1), (0.5, 60, 1.0)):
+        remembering, before = MomentPenalty(target, weight, memory=memory), [a.clone() for a in target]
+        for _ in range(n_steps):
+            last = remembering.gradient(u.detach())
+        torch.testing.assert_close(last, share * expected, rtol=1e-9, atol=1e-12)
+        assert all(map(torch.equal, target, before))
 
 
 # Departures
@@ -62,9 +45,8 @@ DEPARTURES = {
 }
 
 
-@pytest.mark.parametrize("case", DEPARTURES)
-def test_a_departure_is_accepted_if_no_coordinate_went_far(case):
-    u, accepted = DEPARTURES[case]
+@every("u, accepted", DEPARTURES)
+def test_a_departure_is_accepted_if_no_coordinate_went_far(u, accepted):
     assert departure(u, START).accepted is accepted
 
 
@@ -84,8 +66,7 @@ def test_a_departure_has_no_units(log10, seed):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("log10_condition", [0, 6])
-@pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])
+@every("scale, log10_condition", [(0.5, 6), (3.0, 0)])
 def test_stein_shift_is_the_squared_distance_in_standard_deviations(scale, log10_condition):
     """Of draws that are as wide as the target; those wider or narrower by a factor have its square as a factor.
 

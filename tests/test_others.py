@@ -1,28 +1,30 @@
 """Other modes of a target, permutations that leave it as it is, and what each mode weighs."""
 
+import importlib
 import itertools
 import math
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import Mixture, as_score, gaussian, generator, gumbel_score, origin, resolved
+from members import every
+from plain_targets import Mixture, as_score, gaussian, generator, gumbel_score, normal, origin, resolved
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.judge import THRESHOLDS
-from skksivi.pilot._faults import fault_of_jump
 from skksivi.pilot._mode_weights import SymmetryGroup, one_image, one_of_each
 from skksivi.pilot._modes import ModeMaps, all_modes, ridge_of
-from skksivi.pilot._newton import saddle_free_newton
+from skksivi.pilot._newton import fault_of_jump, saddle_free_newton
 from skksivi.pilot._symmetries import Exchange, images, symmetries_of
 from skksivi.score._score import STEPS
-from skksivi.targets import GaussianMixture, ManyWell, Target, constrained, from_log_prob
+from skksivi.targets import GaussianMixture, Target, constrained, from_log_prob
 
 
 def unit(d, scale=1.0):
@@ -44,29 +46,12 @@ MIXTURES = {
 }
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-def test_another_mode_is_found(name):
-    p = MIXTURES[name]
+@every("p", list(MIXTURES.values()))
+def test_another_mode_is_found(p):
     d = p.means.shape[1]
     found = all_modes(as_score(p.score_fn, d=d), origin(d), Affine(p.means[0], unit(d, p.sds[0])), generator())
     assert len(found.maps) == 2
-    at = {k: min((a.m - p.means[k]).norm().item() for a in found.maps) for k in range(2)}
-    assert max(at.values()) < 0.5
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_ascents_end_at_the_modes_of_long_components(seed):
-    """Their scales and directions differ: 20 standard deviations apart in ten dimensions, axes from a half to two."""
-    rng = np.random.RandomState(seed)
-    centres = 5 * rng.normal(size=(4, 10))
-    factors = np.stack([np.linalg.qr(rng.normal(size=(10, 10)))[0] * rng.uniform(0.5, 2, 10) for _ in range(4)])
-    law = GaussianMixture(centres, covariances=factors @ factors.transpose(0, 2, 1))
-    start = saddle_free_newton(as_score(law.score_fn, d=10), origin(10))[0]
-    found = all_modes(as_score(law.score_fn, d=10), origin(10), start, generator(seed))
-    assert len(found.maps) == 4
-    n, n_new = found.ascents
-    assert n >= 60
-    assert n_new == 0
+    assert torch.cdist(p.means, torch.stack([a.m for a in found.maps])).amin(1).max() < 0.5
 
 
 def scattered_mixture(k, d, half_width):
@@ -75,14 +60,13 @@ def scattered_mixture(k, d, half_width):
     return Mixture(np.full(k, 1 / k), centres, np.ones(k))
 
 
-@pytest.mark.parametrize(("k", "d"), [(15, 2), (40, 10)])
-def test_many_modes_are_found_until_a_round_finds_no_other(k, d):
+def test_many_modes_are_found_until_a_round_finds_no_other():
     """Those that overlap are one; nine of ten at least."""
-    p = scattered_mixture(k, d, 20.0)
-    found = all_modes(as_score(p.score_fn, d=d), origin(d), Affine(origin(d), unit(d)), generator())
-    assert 0.9 * k <= len(found.maps) <= k
+    p = scattered_mixture(40, 10, 20.0)
+    found = all_modes(as_score(p.score_fn, d=10), origin(10), Affine(origin(10), unit(10)), generator())
+    assert 36 <= len(found.maps) <= 40
     n, n_new = found.ascents
-    assert n > k
+    assert n > 40
     assert n_new == 0
 
 
@@ -90,38 +74,21 @@ def test_many_modes_are_found_until_a_round_finds_no_other(k, d):
 def test_a_search_that_finds_new_modes_to_its_end_says_so():
     """There are 300, and the search ends at 120."""
     p = scattered_mixture(300, 5, 60.0)
-    found = all_modes(as_score(p.score_fn, d=5), origin(5), Affine(origin(5), unit(5)), generator())
-    n, n_new = found.ascents
-    assert n_new / n > 0.05
     with pytest.warns(ConvergenceWarning, match="the search for modes ended while"):
         q = KSIVIApproximator(max_iter=50, random_state=0).fit(p.score_fn, n_features=5)
     assert q.whitening_.unseen > THRESHOLDS.unseen
     assert not q.verdict_.good
 
 
-def test_wells_along_independent_directions_are_fitted_without_a_list_of_their_modes():
+def test_wells_along_independent_directions_are_fitted_without_a_list_of_their_modes(monkeypatch):
     """There are 2^8, which the list of modes ends far before."""
-    p = ManyWell(16)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    p = importlib.import_module("_suites").ManyWell(16)
     q = KSIVIApproximator(random_state=0).fit(p)
     X, Y = q.sample(20_000), p.sample(20_000, generator()).numpy()
     assert q.verdict_.good
     np.testing.assert_allclose(X.mean(0), Y.mean(0), atol=0.06)
     np.testing.assert_allclose(X.std(0), Y.std(0), rtol=0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("d", "sd", "atol"), [(2, 0.1, 0.05), (3, 0.5, 0.05), (8, 0.5, 0.12)])
-def test_a_ridge_of_modes_is_fitted(d, sd, atol):
-    """A sphere of radius 5, where the curvature along it is zero; of the last the judge likes points of chains."""
-    p = from_log_prob(lambda x: -(x.norm(dim=1) - 5).square() / (2 * sd**2), n_features=d)
-    q = KSIVIApproximator(random_state=0).fit(p)
-    X = q.sample(20_000)
-    assert q.verdict_.good
-    assert q.n_score_calls_ < 300_000
-    r = 5 + (d - 1) * sd**2 / 5  # of the target, to first order
-    np.testing.assert_allclose(np.linalg.norm(X, axis=1).mean(), r, atol=atol)
-    np.testing.assert_allclose(X.std(0), math.sqrt((r**2 + sd**2) / d), rtol=0.05)
-    assert (np.abs(X.mean(0)) < 0.3).all()
 
 
 def test_a_ridge_is_told_from_a_mode_of_which_one_direction_is_wide():
@@ -135,9 +102,10 @@ def test_a_ridge_is_told_from_a_mode_of_which_one_direction_is_wide():
     assert ridge_of(as_score(lambda x: -x / scales**2, d=2), origin(2)[None], wide, generator()) is None
 
 
-def test_a_missed_mode_has_a_probability():
+def test_a_missed_mode_has_a_probability_and_a_search_that_did_not_end_is_told():
     """It grows as modes get narrower and, of more dimensions than looks are for, is nearly one."""
-    q = KSIVIApproximator(random_state=0).fit(MIXTURES["apart"].score_fn, n_features=2)
+    p = MIXTURES["apart"]
+    q = KSIVIApproximator(random_state=0).fit(p.score_fn, n_features=2)
     n, n_new = q.whitening_.ascents
     assert n > 0
     assert n_new == q.whitening_.unseen == 0
@@ -153,16 +121,20 @@ def test_a_missed_mode_has_a_probability():
         nothing.missed(1.5)
     with pytest.raises(ValueError, match="`width` is a share"):
         nothing.missed(0.5, 2.0)
+    q.whitening_ = replace(q.whitening_, ascents=np.array([100, 8]))
+    check = diagnose(q, p.score_fn, random_state=0)["modes"]
+    assert "8% of the last ascents found new ones" in check.text
+    assert "`init`" in check.remedy
 
 
-@pytest.mark.parametrize(("d", "width", "thorough"), [(2, 0.1, False), (3, 0.2, False), (3, 0.05, True)])
-def test_narrow_modes_are_found_where_nearly_none_is_missed(d, width, thorough):
-    for seed in range(4):
-        p = apart(d, 5.5, (1.0, width), (0.7, 0.3), seed)
-        found = all_modes(
-            as_score(p.score_fn, d=d), origin(d), Affine(origin(d), unit(d)), generator(seed), thorough=thorough
+@every("width, thorough", [(0.2, False), (0.05, True)])
+def test_narrow_modes_are_found_where_nearly_none_is_missed(width, thorough):
+    for seed in range(2):
+        score, start = (
+            as_score(apart(3, 5.5, (1.0, width), (0.7, 0.3), seed).score_fn, d=3),
+            Affine(origin(3), unit(3)),
         )
-        assert len(found.maps) == 2
+        assert len(all_modes(score, origin(3), start, generator(seed), thorough=thorough).maps) == 2
 
 
 def test_a_mode_of_more_mass_is_found_from_the_prior_alone():
@@ -171,15 +143,6 @@ def test_a_mode_of_more_mass_is_found_from_the_prior_alone():
     law.prior_draws = lambda n, seed: np.random.RandomState(seed).normal(200, 3, (n, 8))
     q = KSIVIApproximator(random_state=0).fit(law)
     assert np.abs(q.sample(100, random_state=0) - 200).max() < 6
-
-
-def test_a_diagnosis_tells_that_the_search_did_not_end():
-    p = MIXTURES["apart"]
-    q = KSIVIApproximator(random_state=0).fit(p.score_fn, n_features=2)
-    q.whitening_ = replace(q.whitening_, ascents=np.array([100, 8]))
-    check = next(c for c in diagnose(q, p.score_fn, random_state=0).checks if c.name == "modes")
-    assert "8% of the last ascents found new ones" in check.text
-    assert "`init`" in check.remedy
 
 
 @given(seed=st.integers(0, 10**6))
@@ -210,56 +173,16 @@ class Labels(Target):
         return parts.logsumexp(1).sum(1) - prior
 
 
-def test_a_symmetry_that_is_broken_is_none():
-    """The prior of one mean is a little off."""
-    target = Labels(2)
-    score = as_score(lambda x: target.score_fn(x) - 1e-3 * (x - 1) * (torch.arange(6) == 0), d=6)
-    mode = saddle_free_newton(score, torch.tensor([0.0, 6, 0, 0, 0, 0]).double())[0]
-    assert symmetries_of(score, mode) == ()
-
-
-def two_parameters(n_persons, n_items):
-    """log p of a two-parameter logistic model: slopes and abilities change sign together, intercepts do not."""
-    rng = np.random.RandomState(0)
-    ability, slope = rng.normal(size=(n_persons, 1)), rng.uniform(1, 2, n_items) * np.sign(rng.normal(size=n_items))
-    y = torch.as_tensor(rng.uniform(size=(n_persons, n_items)) < 1 / (1 + np.exp(-ability * slope))).double()
-
-    def log_prob(x):
-        a, b, t = x[:, :n_items], x[:, n_items : 2 * n_items], x[:, 2 * n_items :]
-        eta = t[:, :, None] * a[:, None] + b[:, None]
-        return (y.to(x) * eta - torch.nn.functional.softplus(eta)).sum((1, 2)) - x.square().sum(1) / 2
-
-    return from_log_prob(log_prob, 2 * n_items + n_persons)
-
-
-def test_signs_that_change_together_are_a_symmetry_and_both_modes_in_a_fit():
-    target = two_parameters(30, 4)
-    q = KSIVIApproximator(random_state=0).fit(target)
-    changed = q.whitening_.symmetries[0] < 0  # ~j is minus coordinate j
-    np.testing.assert_array_equal(changed, np.r_[np.ones(4), np.zeros(4), np.ones(30)] == 1)
-    assert len(q.whitening_.modes) == 2
-    X = q.sample(10_000, random_state=0)
-    assert np.abs((X[:, changed] > 0).mean(0) - 0.5).max() < 0.03
-
-
-def three_coordinates(x):
-    """log p with (x_1 x_2 x_3) about eight: any two signs may change."""
-    return -(x.prod(1) - 8).square() / 2 - x.square().sum(1) / 2
-
-
-@pytest.mark.parametrize(
-    ("log_prob", "d", "start", "n_modes"),
+@every(
+    "log_prob, start, n_modes",
     [
-        (three_coordinates, 3, [2.0, 2.0, 2.0], 4),
-        (lambda x: -(x.square() - 9).square().sum(1) / 8, 2, [3.0, 3.0], 4),
-        (lambda x: -(x.square() - 9).square().sum(1) / 8 + 1e-3 * x[:, 0], 2, [3.0, 3.0], 2),
+        (lambda x: -(x.prod(1) - 8).square() / 2 - x.square().sum(1) / 2, [2.0, 2.0, 2.0], 4),  # any two signs may
+        (lambda x: -(x.square() - 9).square().sum(1) / 8, [3.0, 3.0], 4),
+        (lambda x: -(x.square() - 9).square().sum(1) / 8 + 1e-3 * x[:, 0], [3.0, 3.0], 2),
     ],
-    ids=["three", "each", "one"],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_signs_that_may_change_are_found_in_either_precision(log_prob, d, start, n_modes, dtype):
-    score = replace(as_score(from_log_prob(log_prob, d).score_fn, d=d), dtype=dtype)
-    score = replace(score, step=STEPS[dtype])
+def test_signs_that_may_change_are_found(log_prob, start, n_modes):
+    score = resolved(from_log_prob(log_prob, len(start)), dtype=torch.float32)
     mode = saddle_free_newton(score, torch.tensor(start).double())[0]
     assert len(images([mode], symmetries_of(score, mode))) + 1 == n_modes
 
@@ -304,14 +227,14 @@ def test_the_images_of_a_part_of_a_target_add_up_to_it():
     signs = [Exchange.of_signs(torch.tensor(flips)) for flips in ([True, False], [False, True])]
     group = SymmetryGroup.of(signs, modes[0])
     part = one_image(score, group, one_of_each(ModeMaps(modes, torch.ones(2).double() / 2), signs))
-    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).double()
+    x = normal(20, 2)
     log_parts = part.log_prob(group.of_points(x).flatten(0, 1)).view(4, -1)
     torch.testing.assert_close(log_parts.logsumexp(0), score.log_prob(x))
     y = x.requires_grad_()
     torch.testing.assert_close(part(x.detach()), torch.autograd.grad(part.log_prob(y).sum(), y)[0])
 
 
-@pytest.mark.parametrize("jump", [0.0, 2.0])
+@every("jump", [0.0, 2.0])
 def test_the_rounding_of_log_p_in_float32_is_no_jump(jump):
     """Numbers near 3e6 are rounded by a quarter."""
 
@@ -319,7 +242,7 @@ def test_the_rounding_of_log_p_in_float32_is_no_jump(jump):
         return (3e6 - x.square().sum(1) / 2).float().double() + jump * (x[:, 0] > 0.3)
 
     score = replace(resolved(from_log_prob(lambda x: -x.square().sum(1) / 2, 2)), log_prob=log_prob, in_double=None)
-    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).double()
+    x = normal(20, 2)
     found = fault_of_jump(replace(score, step=STEPS[torch.float32]), x)
     assert found is None if jump == 0 else "near `x[0]` = 0.3," in found
 
@@ -327,27 +250,11 @@ def test_the_rounding_of_log_p_in_float32_is_no_jump(jump):
 # Weights
 
 
-class Bare:
-    """A mixture of Gaussians known by its score alone."""
-
-    def __init__(self, mixture):
-        self.score_fn, self.n_features = mixture.score_fn, mixture.means.shape[1]
-
-
-@pytest.mark.parametrize(
-    ("d", "distance", "sds"),
-    [
-        (2, 20.0, (1.0, 1.0)),
-        (2, 5.0, (1.0, 1.0)),
-        (8, 5.0, (1.0, 1.0)),
-        (8, 50.0, (1.0, 2.0)),
-        (40, 12.0, (1.0, 1.0)),
-    ],
-)
+@every("d, distance, sds", [(2, 5.0, (1.0, 1.0)), (8, 50.0, (1.0, 2.0)), (40, 12.0, (1.0, 1.0))])
 def test_modes_weigh_what_they_should(d, distance, sds):
     """Two in ten by 20,000 draws, of a standard error of .003, within .03 in all."""
     p = apart(d, distance, sds, (0.8, 0.2))
-    q = KSIVIApproximator(random_state=0).fit(Bare(p))
+    q = KSIVIApproximator(random_state=0).fit(p.score_fn, n_features=d)
     assert q.n_score_calls_ < 80_000
     X = torch.as_tensor(q.sample(20_000)).double()
     v = p.means[1] / p.means[1].norm()
@@ -360,9 +267,8 @@ def powers(x):
     return 4 * x[:, 0].abs().log() - (x[:, 0] - 0.1).square() / 2 - x[:, 1].square() / 2
 
 
-@pytest.mark.parametrize("init", [None, [[2.0, 0.0], [-2.0, 0.0]]], ids=["anywhere", "given"])
-def test_modes_beyond_a_valley_of_zero_density_weigh_what_they_should(init):
-    q = KSIVIApproximator(init=init, random_state=0).fit(from_log_prob(powers, 2))
+def test_modes_beyond_a_valley_of_zero_density_weigh_what_they_should():
+    q = KSIVIApproximator(random_state=0).fit(from_log_prob(powers, 2))
     assert q.n_score_calls_ < 40_000
     t = np.linspace(0, 10, 10_001)
     above, below = (t**4 * np.exp(-((sign * t - 0.1) ** 2) / 2) for sign in (1, -1))
@@ -370,9 +276,9 @@ def test_modes_beyond_a_valley_of_zero_density_weigh_what_they_should(init):
     assert abs((q.sample(20_000, random_state=0)[:, 0] > 0).mean() - share) < 0.05
 
 
-@pytest.mark.parametrize(("d", "at"), [(2, 0.3), (4, -0.5), (7, 0.2)])
-def test_a_slanted_valley_of_zero_density_is_no_jump(d, at):
+def test_a_slanted_valley_of_zero_density_is_no_jump():
     """The modes are less than four standard deviations from each other, and nothing is told."""
+    d, at = 4, -0.5
     v = np.linspace(-1, 1, d) / np.linalg.norm(np.linspace(-1, 1, d))
     log_prob = lambda x: 2 * (x @ x.new_tensor(v) - at).abs().log() - x.square().sum(1) / 2  # noqa: E731
     with warnings.catch_warnings():

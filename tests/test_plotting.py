@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 import torch
 from approximators import GaussianTarget, good_fit, short
+from members import every
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV
 
 from skksivi import KSIVIApproximator, plotting
-from skksivi.base import BaseApproximator
 from skksivi.baselines import SIVI, Laplace
 from skksivi.plotting import (
-    CalibrationDisplay,
     DensityDisplay,
     ForestDisplay,
-    LayersDisplay,
     LossDisplay,
     MarginalsDisplay,
     SearchDisplay,
@@ -27,28 +25,12 @@ from skksivi.targets import Banana, Multimodal, from_log_prob, from_score_fn
 rng = np.random.RandomState(0)
 X, Y = rng.normal(size=(2, 500, 5))
 PLANE = Banana().sample(500, torch.Generator().manual_seed(0)).numpy()
-RANKS = rng.randint(20, size=(100, 8))
 LOSSES = np.append(np.geomspace(100, 0.1, 300), 0.1 * rng.normal(size=700))
 
 
 @pytest.fixture
 def fitted():
     return good_fit("KSIVIApproximator")
-
-
-class Layered(BaseApproximator):
-    """As HKSIVIApproximator: draws of layer t have standard deviation 1 + t."""
-
-    n_layers = 2
-
-    def _fit(self, score_fn, run):
-        raise NotImplementedError
-
-    def __sklearn_is_fitted__(self):
-        return True
-
-    def sample(self, n_samples, random_state, *, layer=0):
-        return (1 + layer) * np.random.RandomState(random_state).normal(size=(n_samples, 2))
 
 
 #: Each makes a display in the axes given.
@@ -60,10 +42,8 @@ MAKERS = {
     "marginal": lambda ax: MarginalsDisplay.from_draws(X[:, :1], reference=Y[:, :1], ax=ax),
     "density": lambda ax: DensityDisplay.from_draws(PLANE, Banana(), ax=ax),
     "density, histogram": lambda ax: DensityDisplay.from_draws(PLANE, kind="histogram", ax=ax),
-    "calibration": lambda ax: CalibrationDisplay.from_ranks(RANKS, 19, ax=ax),
     "forest": lambda ax: ForestDisplay.from_draws({"a": X, "b": X + 1}, Y, truth=np.zeros(5), ax=ax),
     "search": lambda ax: SearchDisplay(scores=X[:4], labels=list("abcd"), chosen=1).plot(ax),
-    "layers": lambda ax: LayersDisplay.from_draws([3 * PLANE, 2 * PLANE, PLANE], Banana(), ax=ax),
 }
 every_display = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
@@ -110,7 +90,9 @@ def panels_of(display):
     return [panel for panel in np.ravel(getattr(display, "axes_", [display.ax_])) if panel is not None]
 
 
-@pytest.mark.parametrize(("name", "place"), [*zip(["loss and monitor", "marginals", "layers"], PLACES, strict=True)])
+@pytest.mark.parametrize(
+    ("name", "place"), [("loss and monitor", PLACES[0]), ("marginals", PLACES[1]), ("marginals", PLACES[2])]
+)
 def test_nothing_is_drawn_outside_the_axes_given(name, place):
     ax = place()
     low, high = ax.get_position().get_points()
@@ -261,77 +243,33 @@ def test_forest_rows_run_from_the_top_and_do_not_overlap():
     assert [text.get_text() for text in display.ax_.get_legend().get_texts()] == ["reference", "a", "b"]
 
 
-def test_layers_are_shown_from_the_base_to_the_fit():
-    display = LayersDisplay.from_estimator(Layered())
-    spread = [cloud.get_offsets().std() for cloud in display.clouds_]
-    np.testing.assert_allclose(spread, [3, 2, 1], rtol=0.1)
-    assert [ax.get_title() for ax in display.axes_] == ["layer 2", "layer 1", "layer 0"]
-    limits = {ax.get_xlim() + ax.get_ylim() for ax in display.axes_}
-    assert len(limits) == 1
-
-
 NORMAL = from_log_prob(lambda x: -x.square().sum(-1) / 2, 2)
-NO_DENSITY = from_score_fn(lambda x: -x, 2)
 
 
 IN_THREE = from_log_prob(lambda x: -x.square().sum(-1), 3)
 
-MISTAKES = {
-    "no draws": (lambda: MarginalsDisplay.from_draws({}), "`X` is empty"),
-    "samples": (lambda: MarginalsDisplay.from_draws({"a": X, "b": PLANE}), "different numbers of columns"),
-    "NaN": (lambda: MarginalsDisplay.from_draws({"my fit": X * np.nan}), "my fit contains NaN"),
-    "reference": (lambda: ForestDisplay.from_draws(X, reference=PLANE), "`reference` has 2 columns"),
-    "features": (lambda: MarginalsDisplay.from_draws(X, features=[5]), "`features` must hold columns from 0"),
-    "names": (lambda: MarginalsDisplay.from_draws(X, feature_names=["a"]), "`feature_names` has 1"),
-    "kind": (lambda: MarginalsDisplay.from_draws(X, kind="corner"), "`kind` must be 'contour'"),
-    "extent": (lambda: DensityDisplay.from_draws(PLANE, extent=(0, 1)), "`extent` must be four numbers"),
-    "kind of density": (lambda: DensityDisplay.from_draws(PLANE, kind="kde"), "`kind` must be 'scatter'"),
-    "columns": (lambda: DensityDisplay.from_draws(X), "`X` has 5 columns, expected 2"),
-    "dimension": (lambda: DensityDisplay.from_draws(PLANE, IN_THREE), "`target` has 3 features"),
-    "no layers": (lambda: LayersDisplay.from_draws([]), "`layers` is empty"),
-    "features of layers": (lambda: LayersDisplay.from_draws([X], features=(0, 9)), "columns from 0 to 4"),
-    "names of layers": (lambda: LayersDisplay.from_draws([X], names=["a", "b"]), "`names` has 2"),
-    "features of a forest": (lambda: ForestDisplay.from_draws(X, features=[-1]), "columns from 0 to 4"),
-    "names of a forest": (lambda: ForestDisplay.from_draws(X, feature_names=["a"]), "`feature_names` has 1"),
-    "truth": (lambda: ForestDisplay.from_draws(X, truth=[1.0]), "`truth` has shape"),
-    "levels": (lambda: ForestDisplay.from_draws(X, levels=(0.9, 0.5)), "levels"),
-    "outer level": (lambda: ForestDisplay.from_draws(X, levels=(0.5, 1.0)), "levels"),
-    "many ranks": (lambda: CalibrationDisplay.from_ranks(RANKS, 18), "`ranks` go from 0 to 19, expected 0 to 18"),
-    "negative ranks": (lambda: CalibrationDisplay.from_ranks(RANKS - 1, 19), "`ranks` go from -1 to 18"),
-    "halves": (lambda: CalibrationDisplay.from_ranks(RANKS / 2, 19), r"be integers of shape \(n, k\), got float64"),
-    "no ranks": (lambda: CalibrationDisplay.from_ranks(RANKS[:0], 19), r"got int64 of shape \(0, 8\)"),
-    "n_draws": (lambda: CalibrationDisplay.from_ranks(RANKS, 0), "n_draws == 0"),
-    "names of ranks": (lambda: CalibrationDisplay.from_ranks(RANKS, 19, names=["a"]), "`names` are 1, expected 8"),
-    "level of ranks": (lambda: CalibrationDisplay.from_ranks(RANKS, 19, level=1.0), "level == 1.0"),
-}
-WRONG_KINDS = {
-    "no density": (lambda: DensityDisplay.from_draws(PLANE, NO_DENSITY), "`target` must have `log_prob`"),
-    "untrained": (lambda: LossDisplay.from_estimator(Laplace().fit(Banana())), "`loss_curve_`"),
-    "unlayered": (lambda: LayersDisplay.from_estimator(Laplace().fit(Banana())), "must have layers"),
-}
+MISTAKES = [
+    (lambda: MarginalsDisplay.from_draws({}), "`X` is empty"),
+    (lambda: MarginalsDisplay.from_draws({"a": X, "b": PLANE}), "different numbers of columns"),
+    (lambda: MarginalsDisplay.from_draws({"my fit": X * np.nan}), "my fit contains NaN"),
+    (lambda: ForestDisplay.from_draws(X, reference=PLANE), "`reference` has 2 columns"),
+    (lambda: MarginalsDisplay.from_draws(X, features=[5]), "`features` must hold columns from 0"),
+    (lambda: MarginalsDisplay.from_draws(X, feature_names=["a"]), "`feature_names` has 1"),
+    (lambda: MarginalsDisplay.from_draws(X, kind="corner"), "`kind` must be 'contour'"),
+    (lambda: DensityDisplay.from_draws(PLANE, extent=(0, 1)), "`extent` must be four numbers"),
+    (lambda: DensityDisplay.from_draws(PLANE, kind="kde"), "`kind` must be 'scatter'"),
+    (lambda: DensityDisplay.from_draws(X), "`X` has 5 columns, expected 2"),
+    (lambda: DensityDisplay.from_draws(PLANE, IN_THREE), "`target` has 3 features"),
+    (lambda: ForestDisplay.from_draws(X, truth=[1.0]), "`truth` has shape"),
+    (lambda: ForestDisplay.from_draws(X, levels=(0.9, 0.5)), "levels"),
+    (lambda: ForestDisplay.from_draws(X, levels=(0.5, 1.0)), "levels"),
+    (lambda: DensityDisplay.from_draws(PLANE, from_score_fn(lambda x: -x, 2)), "`target` must have `log_prob`"),
+    (lambda: LossDisplay.from_estimator(Laplace().fit(Banana())), "`loss_curve_`"),
+]
 
 
-@pytest.mark.parametrize("mistake", [*MISTAKES, *WRONG_KINDS])
-def test_a_mistake_is_named_before_a_figure_is_made(mistake):
-    act, message = (MISTAKES | WRONG_KINDS)[mistake]
-    with pytest.raises(TypeError if mistake in WRONG_KINDS else ValueError, match=message):
+@every("act, message", MISTAKES)
+def test_a_mistake_is_named_before_a_figure_is_made(act, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         act()
     assert not plt.get_fignums()
-
-
-def test_calibration_names_the_first_seven_lines_and_those_that_leave_the_band():
-    ranks = np.column_stack([RANKS, np.minimum(RANKS[:, 7], 5)])
-    display = CalibrationDisplay.from_ranks(ranks, 19, names=list("abcdefghi"))
-    labels = [text.get_text() for text in display.ax_.get_legend().get_texts()]
-    assert labels == ["95% band of all lines", *"abcdefg", "i"]
-    for j, line in enumerate(display.lines_):
-        z, difference = line.get_data()
-        np.testing.assert_allclose(z, np.arange(1, 20) / 20)
-        np.testing.assert_allclose(difference + z, [(ranks[:, j] < k).mean() for k in range(1, 20)])
-
-
-def test_calibration_band_is_of_all_lines_together_and_one_may_be_a_column():
-    alone, *others = (CalibrationDisplay.from_ranks(RANKS[:, :k], 19, level=0.9) for k in (1, 1, 8))
-    same, wider = (display.band_.get_datalim(display.ax_.transData).height for display in others)
-    assert alone.band_.get_datalim(alone.ax_.transData).height == same < wider
-    assert CalibrationDisplay.from_ranks(RANKS[:, 0], 19).ranks.shape == (100, 1)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from plain_targets import normal, resolved
+from plain_targets import generator, normal, resolved
 
 from skksivi.coordinates._affine import Affine
 from skksivi.pilot import _profile as module
@@ -21,9 +21,8 @@ A = torch.tensor([1.0, -2.0, 0.5, 1.0], dtype=torch.float64)
 def nodes_of(score, metric, a, monkeypatch):
     """Return the profile, with log p at its means, and the nodes it consists of."""
     found = []
-    monkeypatch.setattr(
-        module, "_mixture", lambda lines, own=module._mixture: (found.extend(lines[0]), own(lines))[1]
-    )
+    own = module._mixture
+    monkeypatch.setattr(module, "_mixture", lambda lines: (found.extend(lines[0]), own(lines))[1])
     return *profile(Conditionals.given(score, metric, a[:, None])), found
 
 
@@ -67,7 +66,7 @@ def test_there_is_none_without_an_end():
     flat = resolved(from_score_fn(lambda x: -x * [0, 1, 1, 1], n_features=D))
     e = torch.eye(D, dtype=torch.float64)[:, :1]
     assert profile(Conditionals.given(flat, Affine.shift(torch.zeros_like(A)), e)) is None
-    assert profiled(flat, normal(100, D), [0], torch.Generator().manual_seed(0)) is None
+    assert profiled(flat, normal(100, D), [0], generator()) is None
 
 
 # A hierarchy in its centred form
@@ -110,41 +109,31 @@ def exact_log_tau():
 @pytest.mark.slow
 def test_the_neck_of_a_centred_hierarchy_is_found_from_points_outside():
     """One percent of the probability is below log tau = -2, where no point is."""
-    mean, sd, low = exact_log_tau()
     z = normal(1000, 3 + N_GROUPS)
     centre = torch.as_tensor(np.concatenate([[Y.mean(), 0, 0.4], Y.mean(1)]))
     x = centre + z * z.new_tensor([0.4, 0.3, 0.1, *[0.6] * N_GROUPS])
-    found = profiled(resolved(Centred()), x, [1], torch.Generator().manual_seed(0))
-    assert found is not None
+    has_the_neck(profiled(resolved(Centred()), x, [1], generator()), x)
+
+
+def has_the_neck(found, x):
+    mean, sd, low = exact_log_tau()
     assert found.converged
-    q = found.mixture.draws()(20_000, x, torch.Generator().manual_seed(0))
+    q = found.mixture.draws()(20_000, x, generator())
     for log_tau in (found.x[:, 1].numpy(), q[:, 1].numpy()):
         assert abs(log_tau.mean() - mean) < 0.1 * sd
         assert 0.88 < log_tau.std() / sd < 1.12
         assert abs(np.quantile(log_tau, 0.01) - low) < 0.5
 
 
-def spike_of(score):
-    """Return where the search for a mode from the origin ends."""
-    start = torch.zeros(score.n_features, dtype=torch.float64)
-    mode, _ = laplace(score, start, 60)
-    assert is_spike(mode)
-    return mode, start
-
-
 @pytest.mark.slow
 def test_the_way_out_of_a_spike_of_infinite_density():
-    """The scale that leads there is found, and its distribution, the neck included."""
-    score = resolved(Centred())
-    mode, start = spike_of(score)
+    """The scale that leads there is found, and its distribution, the neck included; a Gaussian is no spike."""
+    score, start = resolved(Centred()), torch.zeros(3 + N_GROUPS, dtype=torch.float64)
+    mode, _ = laplace(score, start, 60)
+    assert is_spike(mode)
     assert what_scales(score, mode)[1].abs() > 0.999
-    found = out_of_spike(score, mode, start, torch.Generator().manual_seed(0))
-    assert found.converged
-    mean, sd, low = exact_log_tau()
-    x = found.x[:, 1].numpy()
-    assert abs(x.mean() - mean) < 0.1 * sd
-    assert 0.9 < x.std() / sd < 1.1
-    assert abs(np.quantile(x, 0.01) - low) < 0.5 * sd
+    has_the_neck(out_of_spike(score, mode, start, generator()), normal(1, 3 + N_GROUPS))
+    assert not is_spike(laplace(resolved(from_score_fn(lambda x: -x * [1e6, 1, 1, 1], n_features=D)), A)[0])
 
 
 def test_gaussians_moved_alike_keep_their_places():
@@ -168,7 +157,7 @@ def test_gaussians_split_alike_have_the_skewness_of_points():
     one = Components(A.new_ones(1), A[None], C[None]).moved_alike(x)
     two = one.split_alike(x)
     torch.testing.assert_close(two.map().m, x.mean(0))
-    draws = (each.draws()(100_000, x, torch.Generator().manual_seed(0)) for each in (one, two))
+    draws = (each.draws()(100_000, x, generator()) for each in (one, two))
     before, after = ((y.quantile(levels, 0) - x.quantile(levels, 0)).abs() / x.std(0) for y in draws)
     assert before.max() > 0.2 > 0.08 > after.max()
 
@@ -181,18 +170,10 @@ def test_gaussians_of_two_widths_have_the_same_means():
     torch.testing.assert_close(found.covariances, torch.stack([C / 2, C, 2 * C, 4 * C]))
 
 
-def test_a_gaussian_is_no_spike():
-    score = resolved(from_score_fn(lambda x: -x * [1e6, 1, 1, 1], n_features=D))
-    mode, _ = laplace(score, A)
-    assert not is_spike(mode)
-
-
 def test_a_neck_that_rounding_hides_is_no_direction_without_an_end():
     """Its mode is at v = -450, where steps of its own scale are below the rounding of v."""
-    target, start = Funnel(101), torch.zeros(101, dtype=torch.float64)
-    score = resolved(target)
+    score, start = resolved(Funnel(101)), torch.zeros(101, dtype=torch.float64)
     (mode,), _ = search_modes(score, start[None], 60)
     assert is_spike(mode)
     check_mode(score, start, mode)
-    a = what_scales(score, mode)
-    assert a[0].abs() > 0.99
+    assert what_scales(score, mode)[0].abs() > 0.99

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from members import every
 from plain_targets import as_score
 
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Identity
 from skksivi.estimators._judge import better, remedy_of
-from skksivi.estimators._states import WhenGood, recentred, remark_of
+from skksivi.estimators._trained import WhenGood, recentred, remark_of
 from skksivi.judge import Errors, Grade, Verdict
 from skksivi.training._guard import Departure, Watch, Worsening
 from skksivi.training._run import Fit
@@ -53,8 +54,8 @@ def fit_of(sampler=LAYER, found=None, best_iter=5, n_iter=5, **report):
 GOOD, WRONG, ROUGH = Grade.RELIABLE_WEIGHTS, Grade.WRONG, Grade.ROUGH
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "kept"),
+@every(
+    "old, new, kept",
     [
         (verdict(GOOD), verdict(GOOD, 0.08), True),
         (verdict(GOOD), verdict(WRONG, 0.3), False),
@@ -110,18 +111,15 @@ def test_a_training_ends_when_the_judge_finds_no_error():
 
 
 def test_a_mean_that_is_visibly_off_is_corrected():
-    off, exact = fit_of(layer(0.3)), fit_of()
+    off = fit_of(layer(0.3))
     found = recentred(off, SCORE, 0)
     torch.testing.assert_close(found.sampler.whitening.map.m, torch.zeros(D).double(), atol=0.06, rtol=0)
     assert found.report["score_checksum_"]
-    assert recentred(exact, SCORE, 0) is exact
-    at_start = fit_of(layer(0.3), best_iter=0)
-    assert recentred(at_start, SCORE, 0) is at_start
     identity = replace(LAYER.whitening, map=Identity(torch.zeros(D).double()))
     unmoved = fit_of(replace(LAYER, whitening=identity, family=Shifted(LAYER.family, 0.3)))
-    assert recentred(unmoved, SCORE, 0) is unmoved
-    undefined = as_score(lambda x: x * torch.nan, d=D)
-    assert recentred(off, undefined, 0) is off
+    for kept in (fit_of(), fit_of(layer(0.3), best_iter=0), unmoved):
+        assert recentred(kept, SCORE, 0) is kept
+    assert recentred(off, as_score(lambda x: x * torch.nan, d=D), 0) is off
 
 
 # What is said
@@ -145,13 +143,17 @@ def watch(last, *values, keeps_best=True):
 
 def test_what_is_said_of_a_training_that_did_not_help():
     worse, fine = Worsening(2.0, 0.1), Worsening(0.1, 0.1)
-    assert "did not improve on its start, which is returned: by Stein" in remark_of(watch(worse, 1.0, 2.0), 0, 0)
-    assert "state of iteration 7, which is kept" in remark_of(watch(worse, 1.0, 2.0), 7, 0)
-    assert "`ksd_curve_` is 1 there and at least 2 after it" in remark_of(watch(fine, 1.0, 3.0, 2.0), 4, 4)
-    assert remark_of(watch(fine, 1.0, 2.0), 7, 0) is None
-    assert remark_of(watch(fine, 1.0), 0, 0) is None
-    assert remark_of(watch(worse, 1.0, 2.0, keeps_best=False), 0, 0) is None
     departed = Departure(torch.tensor([1.0, 0.5]), torch.tensor([0.0, 0.2]))
-    assert "coordinate 1 of the whitened draws at 0.50 times its standard deviation" in remark_of(
-        watch(departed, 1.0, 2.0), 3, 0
-    )
+    for last, values, best, words in (
+        (worse, (1.0, 2.0), (0, 0), "did not improve on its start, which is returned: by Stein"),
+        (worse, (1.0, 2.0), (7, 0), "state of iteration 7, which is kept"),
+        (fine, (1.0, 3.0, 2.0), (4, 4), "`ksd_curve_` is 1 there and at least 2 after it"),
+        (departed, (1.0, 2.0), (3, 0), "coordinate 1 of the whitened draws at 0.50 times its standard deviation"),
+    ):
+        assert words in remark_of(watch(last, *values), *best)
+    for silent, best in (
+        (watch(fine, 1.0, 2.0), 7),
+        (watch(fine, 1.0), 0),
+        (watch(worse, 1.0, 2.0, keeps_best=False), 0),
+    ):
+        assert remark_of(silent, best, 0) is None

@@ -1,4 +1,4 @@
-"""Estimators of the discrepancy: their gradients, their mean and their variance, against plain formulas."""
+"""Estimators of the discrepancy against plain formulas: their gradients and moments, fused ones, those of paths."""
 
 import math
 from functools import partial
@@ -6,19 +6,26 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from kernel_formulas import MEMBERS, gaussian
+from hypothesis import given
+from hypothesis import strategies as st
+from members import every
 from plain_targets import normal
 from sklearn.base import clone
+from test_kernels import MEMBERS, gaussian
 from torch import Tensor
 
-from skksivi.kernels import IMQ, KERNELS, Gaussian
+from skksivi import KSIVIApproximator
+from skksivi.estimators._ksd import rate_of_kl, squared_ksd
+from skksivi.families._layer import Drawn
+from skksivi.kernels import IMQ, Gaussian, Kernel, Laplace, Riesz
+from skksivi.stein import _estimators
 from skksivi.stein._discrepancy import stein_kernel
-from skksivi.stein._estimators import GRADIENT_ESTIMATORS, u_statistic, vanilla
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS, Memory, u_statistic, value_and_gradients, vanilla, velocity
+from skksivi.targets import Banana
 
-IDS = [str(kernel) for kernel, _, _ in MEMBERS]
-every_member = pytest.mark.parametrize(("kernel", "formula", "width"), MEMBERS, ids=IDS)
-every_bandwidth = pytest.mark.parametrize("bandwidth", ["median", 0.7])
-every_estimator = pytest.mark.parametrize("estimate", [vanilla, u_statistic], ids=["vanilla", "u-statistic"])
+every_member = every("kernel, formula, width", MEMBERS)
+every_bandwidth = every("bandwidth", ["median", 0.7])
+every_estimator = every("estimate", [vanilla, u_statistic])
 
 
 def pairs_of(estimate, n):
@@ -39,14 +46,13 @@ def plain(estimate, x, f, kernel, formula, width):
     return (formula(x[i], x[j], h) * (f[i] * f[j]).sum(-1)).mean()
 
 
-def value_and_gradients(function, x, f):
+def by_autograd(function, x, f):
     x, f = x.clone().requires_grad_(), f.clone().requires_grad_()
     value = function(x, f)
     return value.detach(), *torch.autograd.grad(value.sum(), (x, f))
 
 
-def test_every_kernel_and_estimator_is_under_test():
-    assert {type(kernel) for kernel, _, _ in MEMBERS} == set(KERNELS.values())
+def test_every_estimator_is_under_test():
     assert {(e.estimate, e.n_batches) for e in GRADIENT_ESTIMATORS.values()} == {(vanilla, 2), (u_statistic, 1)}
 
 
@@ -54,33 +60,15 @@ def test_every_kernel_and_estimator_is_under_test():
 @every_bandwidth
 @every_estimator
 def test_value_and_gradients_equal_those_of_the_mean_over_pairs(estimate, bandwidth, kernel, formula, width):
-    """With "median" the gradient flows through the width as well."""
-    kernel, x, f = clone(kernel).set_params(bandwidth=bandwidth), normal(10, 3), normal(10, 3, seed=1)
-    actual = value_and_gradients(lambda x, f: estimate(x, f, kernel), x, f)
-    expected = value_and_gradients(lambda x, f: plain(estimate, x, f, kernel, formula, width), x, f)
-    for a, b in zip(actual, expected, strict=True):
+    """With "median" the gradient flows through the width as well; a leading axis equals the loop."""
+    kernel, x, f = clone(kernel).set_params(bandwidth=bandwidth), normal(4, 10, 3), normal(4, 10, 3, seed=1)
+    actual = by_autograd(lambda x, f: estimate(x, f, kernel), x, f)
+    loop = [
+        by_autograd(lambda x, f: plain(estimate, x, f, kernel, formula, width), *layer)
+        for layer in zip(x, f, strict=True)
+    ]
+    for a, b in zip(actual, map(torch.stack, zip(*loop, strict=True)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9 * b.abs().max().item())
-
-
-@every_estimator
-def test_the_median_width_has_a_gradient_of_its_own(estimate):
-    """Scaling x leaves a median kernel as it is, so that its gradient has no component along x."""
-    x, f = normal(10, 3), normal(10, 3, seed=1)
-    _, g, _ = value_and_gradients(lambda x, f: estimate(x, f, IMQ()), x, f)
-    _, g_frozen, _ = value_and_gradients(lambda x, f: estimate(x, f, IMQ().frozen(x)), x, f)
-    assert abs((g * x).sum()) < 1e-12 < 1e-3 < abs((g_frozen * x).sum())
-
-
-@every_member
-@every_bandwidth
-@every_estimator
-def test_a_leading_axis_equals_the_loop(estimate, bandwidth, kernel, formula, width):
-    kernel, x, f = clone(kernel).set_params(bandwidth=bandwidth), normal(4, 6, 2), normal(4, 6, 2, seed=1)
-    actual = value_and_gradients(lambda x, f: estimate(x, f, kernel), x, f)
-    loop = [value_and_gradients(lambda x, f: estimate(x, f, kernel), *layer) for layer in zip(x, f, strict=True)]
-    assert actual[0].shape == (4,)
-    for a, layers in zip(actual, zip(*loop, strict=True), strict=True):
-        torch.testing.assert_close(a, torch.stack(layers), rtol=1e-10, atol=1e-12)
 
 
 class Linear(NamedTuple):
@@ -144,28 +132,17 @@ def variance_and_error(values):
     return variance, ((centred**4).mean() - variance**2).sqrt() / math.sqrt(len(values))
 
 
-@pytest.fixture(params=[1, 2, 3], ids="d={}".format)
-def family(request):
-    return Linear.example(request.param)
+every_family = every("family", [Linear.example(d) for d in (1, 2, 3)])
 
 
-def test_closed_form_is_the_discrepancy_of_the_marginal_scores(family):
-    (x, _), (y, _) = family.draw(500_000), family.draw(500_000, seed=2)
-    values = gaussian(x, y, H) * (family.marginal_f(x) * family.marginal_f(y)).sum(-1)
-    assert abs(values.mean() - family.squared_ksd(H)) < 4 * standard_error(values)
-
-
-def test_closed_form_is_zero_where_q_is_the_target():
-    q = Linear(torch.zeros(2, dtype=torch.float64), 0.8 * torch.eye(2, dtype=torch.float64), sigma=0.6)
-    assert abs(q.squared_ksd(H)) < 1e-15
-
-
+@every_family
 @every_estimator
 def test_estimators_are_unbiased(family, estimate):
     values = estimate(*family.draw(N_REPEATS, 8), Gaussian(bandwidth=H))
     assert abs(values.mean() - family.squared_ksd(H)) < 4 * standard_error(values)
 
 
+@every_family
 @every_estimator
 def test_gradients_in_the_familys_parameters_are_unbiased(family, estimate):
     m, A = family.m.clone().requires_grad_(), family.A.clone().requires_grad_()
@@ -176,6 +153,7 @@ def test_gradients_in_the_familys_parameters_are_unbiased(family, estimate):
         assert ((g.mean(0) - exact).abs() < 4 * standard_error(g)).all()
 
 
+@every_family
 def test_variances_are_those_of_the_paper_at_the_same_number_of_draws(family):
     """With zeta_1 = Var E[h | theta], zeta_2 = Var h, and N draws in all, vanilla's in two halves."""
     N, k = 8, Gaussian(bandwidth=H)
@@ -194,10 +172,7 @@ def test_variances_are_those_of_the_paper_at_the_same_number_of_draws(family):
     assert measured[u_statistic] < measured[vanilla]
 
 
-STEIN_MEMBERS = [member for member in MEMBERS if getattr(member[0], "norm", "l2") == "l2"]
-every_stein_member = pytest.mark.parametrize(
-    ("kernel", "formula"), [m[:2] for m in STEIN_MEMBERS], ids=[str(m[0]) for m in STEIN_MEMBERS]
-)
+every_stein_member = every("kernel, formula", [m[:2] for m in MEMBERS if getattr(m[0], "norm", "l2") == "l2"])
 
 
 def differentiated_stein_kernel(x, s_x, y, s_y, k):
@@ -207,9 +182,9 @@ def differentiated_stein_kernel(x, s_x, y, s_y, k):
     return (s_x @ s_y) * k(x, y) + s_x @ grad_y + s_y @ grad_x + mixed.trace()
 
 
+@every("h", [0.7, 2.0])
+@every("d", [1, 3])
 @every_stein_member
-@pytest.mark.parametrize("h", [0.7, 2.0])
-@pytest.mark.parametrize("d", [1, 3])
 def test_stein_kernel_equals_its_definition_differentiated_twice(kernel, formula, h, d):
     x, s_x, y, s_y = (normal(n, d, seed=seed) for seed, n in enumerate([3, 3, 4, 4]))
     actual = stein_kernel(x, s_x, y, s_y, clone(kernel).set_params(bandwidth=h))
@@ -219,23 +194,190 @@ def test_stein_kernel_equals_its_definition_differentiated_twice(kernel, formula
             torch.testing.assert_close(actual[i, j], expected, rtol=1e-9, atol=1e-9)
 
 
-@every_stein_member
-def test_stein_kernel_has_mean_zero_under_the_target(kernel, formula):
-    """In five dimensions the singularity at x = y of the rough kernels is square-integrable."""
-    x, y = normal(4, 5), normal(50_000, 5, seed=1)
-    k_p = stein_kernel(x, -x, y, -y, clone(kernel).set_params(bandwidth=1.5)).mT
-    assert (k_p.mean(0).abs() < 4 * standard_error(k_p)).all()
-
-
-def test_u_statistic_of_the_stein_kernel_has_the_discrepancy_as_its_mean(family):
-    n, kernel = 40, Gaussian(bandwidth=H)
-    blocks, _ = family.draw(150, n)
-    values = torch.stack([stein_kernel(x, -x, x, -x, kernel).fill_diagonal_(0).sum() for x in blocks]) / (n * (n - 1))
-    assert abs(values.mean() - family.squared_ksd(H)) < 4 * standard_error(values)
-
-
-@pytest.mark.parametrize("kernel", [Gaussian(), IMQ(exponent=0.25), IMQ(), IMQ(exponent=1.5)], ids=str)
+@every("kernel", [Gaussian(), IMQ(exponent=0.25), IMQ(), IMQ(exponent=1.5)])
 def test_stein_kernel_matrix_is_positive_semidefinite(kernel):
     x, s = normal(12, 2), normal(12, 2, seed=1)
     lam = torch.linalg.eigvalsh(stein_kernel(x, s, x, s, clone(kernel).set_params(bandwidth=1.0)))
     assert lam[0] > -1e-12 * lam[-1]
+
+
+# The fused op is an implementation of the plain formulas, which are its specification
+
+MAKERS = [Gaussian, IMQ, lambda **p: IMQ(exponent=0.3, **p), Laplace, *(
+    lambda r=r, **p: Riesz(exponent=r, **p) for r in (0.5, 1.0, 1.5)
+), lambda **p: Riesz(norm="l1", **p)]  # fmt: skip
+
+
+every_pairing = every("estimator", GRADIENT_ESTIMATORS)
+
+
+def assert_equal_specification(x, f, kernel, estimator, rtol=1e-9):
+    actual = value_and_gradients(x, f, kernel, estimator)
+    expected = by_autograd(lambda x, f: estimator.estimate(x, f, kernel), x, f)
+    rounding = 1e-15 * f.square().max()  # of the diagonal, where k = 1, which is taken out of a sum over all pairs
+    for a, e in zip(actual, expected, strict=True):
+        assert a.shape == e.shape
+        assert (a - e).abs().max() <= rtol * e.abs().max() + rounding
+
+
+@given(
+    make=st.sampled_from(MAKERS),
+    bandwidth=st.one_of(st.just("median"), st.floats(0.2, 20)),
+    estimator=st.sampled_from(list(GRADIENT_ESTIMATORS.values())),
+    layers=st.sampled_from([(), (1,), (3,), (2, 2)]),
+    n=st.integers(3, 40),
+    d=st.integers(1, 12),
+    tile_rows=st.sampled_from([1, 3, 64]),
+    shift=st.sampled_from([0.0, 3.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_value_and_gradients_equal_the_specification(
+    make, bandwidth, estimator, layers, n, d, tile_rows, shift, seed
+):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (*layers, estimator.n_batches * n, d)
+    x, f = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_estimators, "MIN_TILE_ROWS", tile_rows)
+        patch.setitem(_estimators.TILE_ENTRIES, "cpu", tile_rows * n)
+        kernel = make(bandwidth=bandwidth)
+        # The slope of a kernel with a kink at x = y magnifies the rounding error of the distance of a close pair.
+        rtol = 1e-9 if kernel.smooth else 1e-9 + 1e-14 / closest(x) ** 2
+        assert_equal_specification(x + shift, f, kernel, estimator, rtol)
+
+
+def closest(x):
+    x = x.flatten(0, -2)
+    return min(torch.pdist(x).min().item(), 1)
+
+
+@every("n", [400, 512])
+@every_pairing
+def test_the_median_of_a_subsample_is_that_of_the_specification(estimator, n):
+    """At 512 draws a tile has as many rows as the subsample."""
+    generator = torch.Generator().manual_seed(0)
+    x, f = torch.randn(2, n * estimator.n_batches, 3, generator=generator, dtype=torch.float64)
+    assert_equal_specification(x, f, Gaussian(), estimator)
+
+
+@every_pairing
+@every("make", MAKERS[:-1])
+def test_identical_draws_give_finite_gradients(make, estimator):
+    x, f = torch.ones(8, 2), torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    for result in value_and_gradients(x, f, make(), estimator):
+        assert result.isfinite().all()
+
+
+@every_pairing
+@every("make", MAKERS[:4])
+def test_single_precision_agrees_with_double_far_from_the_origin(make, estimator):
+    x, f = torch.randn(2, 200, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    double = value_and_gradients(x, f, make(), estimator)
+    single = value_and_gradients((x + 100).float(), f.float(), make(), estimator)
+    for s, d in zip(single, double, strict=True):
+        assert (s - d).abs().max() < 1e-3 * d.abs().max()
+
+
+@every("row", [0, 5, -1])
+@every_pairing
+@every("make", MAKERS[:4])
+def test_one_draw_that_is_far_out_does_not_spoil_the_others(make, estimator, row):
+    x, f = torch.randn(2, 200, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[row] = 1e3
+    _, double, _ = value_and_gradients(x, f, make(), estimator)
+    _, single, _ = value_and_gradients(x.float(), f.float(), make(), estimator)
+    near = (x < 100).all(1)
+    assert (single - double)[near].abs().max() < 1e-3 * double[near].abs().max()
+
+
+@every_pairing
+def test_the_inputs_are_left_alone(estimator):
+    x, f = torch.randn(2, 20, 3, generator=torch.Generator().manual_seed(0))
+    before = x.clone(), f.clone()
+    for make in MAKERS:
+        value_and_gradients(x, f, make(), estimator)
+    assert torch.equal(x, before[0])
+    assert torch.equal(f, before[1])
+
+
+# The kernelised path gradient of KL(q || p)
+
+
+class Hat(Kernel):
+    """Positive definite in two dimensions, but negative far from zero."""
+
+    def profile(self, t):
+        return (1 - t / 2) * torch.exp(-t / 2)
+
+    def slope(self, t, k):
+        return (t / 4 - 1) * torch.exp(-t / 2)
+
+    def median_level(self, n):
+        return 1.0
+
+
+@given(
+    kernel=st.sampled_from([Gaussian(bandwidth=0.7), IMQ(bandwidth=1.3), Laplace(bandwidth=2.0)]),
+    n=st.integers(1, 5),
+    m=st.integers(1, 9),
+    d=st.integers(1, 4),
+    seed=st.integers(0, 10**6),
+)
+def test_the_velocity_is_a_kernel_mean_of_scores_and_gradients(kernel, n, m, d, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x, y, s = (torch.randn(k, d, generator=generator, dtype=torch.float64) for k in (n, m, m))
+    y.requires_grad_()
+    k = kernel(x, y)
+    gradients = torch.stack([torch.autograd.grad(row.sum(), y, retain_graph=True)[0].sum(0) for row in k])
+    expected = (k @ s + gradients) / k.sum(1, keepdim=True).clamp_min(1e-3 * m)
+    actual = velocity(x, Memory(y.detach(), s), kernel)
+    torch.testing.assert_close(actual, expected.detach(), rtol=1e-6, atol=1e-8)
+
+
+@every("n_layers", [0, 2])
+def test_the_loss_is_the_rate_at_which_the_divergence_falls(n_layers):
+    """The mean over draws of v . (s_p - s_q(x | z)), for each layer; the gradient in x is -v / n."""
+    shape = (n_layers,) * (n_layers > 0) + (6, 3)
+    x, s, c = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kernel = Gaussian(bandwidth=0.7)
+    rate, dx, *others = rate_of_kl(kernel, 6, Memory.empty(x), adapts=False).gradients(Drawn(x, s, c))
+    v = velocity(x, Memory(x, s), kernel)
+    torch.testing.assert_close(rate, torch.einsum("...ij,...ij->...", v, s - c) / 6)
+    torch.testing.assert_close(dx, -v / 6)
+    assert not any(other.any() for other in others)
+
+
+@every("batch_size", [4, 5])
+def test_an_odd_batch_in_halves_has_one_draw_more(batch_size):
+    one = squared_ksd(Gaussian(), GRADIENT_ESTIMATORS["u-statistic"], batch_size, in_halves=False)
+    halves = squared_ksd(Gaussian(), GRADIENT_ESTIMATORS["u-statistic"], batch_size, in_halves=True)
+    assert (one.n_draws, halves.n_draws) == (batch_size, 2 * (batch_size // 2 + batch_size % 2))
+
+
+@every("n", [1, 2, 100, 128, 129, 1000, 2560, 10**5])
+def test_large_batches_are_remembered_less_often(n):
+    memory = Memory.empty(torch.zeros(()))
+    memory.begin(torch.zeros(n, 1), torch.zeros(n, 1))
+    assert len(memory.x) == n * _estimators.n_batches(n) <= max(n, _estimators.N_DRAWS)
+
+
+def test_new_draws_take_the_place_of_the_oldest_and_those_that_are_not_finite_stay_out():
+    memory = Memory(torch.arange(6.0)[:, None], torch.zeros(6, 1))
+    memory.add(torch.tensor([[7.0], [8.0]]), torch.tensor([[1.0], [torch.nan]]))
+    assert memory.x.flatten().tolist() == [2, 3, 4, 5, 7, 5]
+    assert memory.s.flatten().tolist() == [0, 0, 0, 0, 1, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("kernel", [Riesz(), Hat()])
+def test_kernels_that_give_no_means_are_left_to_the_discrepancy(kernel):
+    assert not _estimators.averages(kernel)
+    small = {"whiten": None, "max_iter": 5, "batch_size": 16, "random_state": 0, "kernel": kernel}
+    with pytest.raises(ValueError, match=r"`gradient_estimator` is 'path'.*positive kernel"):
+        KSIVIApproximator(gradient_estimator="path", **small).fit(Banana())
+    by_itself, asked = (
+        KSIVIApproximator(gradient_estimator=name, **small).fit(Banana()).loss_curve_
+        for name in ("auto", "u-statistic")
+    )
+    assert (by_itself == asked).all()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from members import every
 from plain_targets import Mixture
 from scipy import optimize, special, stats
 
@@ -42,35 +43,28 @@ def numbers(table, i=0):
     return np.array([values, (table.mean_se[i], table.sd_se[i], *table.quantiles_se[:, i])])
 
 
-def skewed_mixture():
-    """A target .8 N(0, 1) + .2 N(1, 1.6^2), and its numbers."""
-    p = Mixture([0.8, 0.2], [[0.0], [1.0]], [1.0, 1.6])
-    sd = math.sqrt(0.8 + 0.2 * (1.6**2 + 1) - 0.2**2)
-    quantiles = [
-        optimize.brentq(lambda x, q=q: 0.8 * stats.norm.cdf(x) + 0.2 * stats.norm.cdf(x, 1, 1.6) - q, -9, 9)
-        for q in LEVELS
-    ]
-    return from_log_prob(p.log_prob, n_features=1), [0.2, sd, *quantiles]
+P = Mixture([0.8, 0.2], [[0.0], [1.0]], [1.0, 1.6])
+OF_P = [
+    optimize.brentq(lambda x, q=q: 0.8 * stats.norm.cdf(x) + 0.2 * stats.norm.cdf(x, 1, 1.6) - q, -9, 9)
+    for q in LEVELS
+]
+#: A skewed target, and its mean, its sd and its quantiles; that of a scale is fitted by its logarithm.
+SKEWED = {
+    "mixture": (from_log_prob(P.log_prob, n_features=1), [0.2, math.sqrt(0.8 + 0.2 * (1.6**2 + 1) - 0.2**2), *OF_P]),
+    "log of Gamma": (
+        log_gamma(),
+        [special.digamma(3), special.polygamma(1, 3) ** 0.5, *np.log(stats.gamma(3).ppf(LEVELS))],
+    ),
+    "Gamma": (constrained(lambda a: 3 * a.log() - a, {"a": "positive"}), [4, 2, *stats.gamma(4).ppf(LEVELS)]),
+}
 
 
-def skewed():
-    """The logarithm of a Gamma(3), and its numbers."""
-    return log_gamma(), [special.digamma(3), special.polygamma(1, 3) ** 0.5, *np.log(stats.gamma(3).ppf(LEVELS))]
-
-
-def scale():
-    """A Gamma(4) in its own parameter, fitted by its logarithm, and its numbers."""
-    return constrained(lambda a: 3 * a.log() - a, {"a": "positive"}), [4, 2, *stats.gamma(4).ppf(LEVELS)]
-
-
-@pytest.mark.parametrize("case", [skewed_mixture, skewed, scale])
-@pytest.mark.parametrize("n", [20, pytest.param(200, marks=pytest.mark.slow)])
-def test_intervals_around_wrong_fits_cover_the_posterior(case, n):
+@every("target, exact", SKEWED)
+def test_intervals_around_wrong_fits_cover_the_posterior(target, exact):
     """Of 95% intervals that cover 95%, n by chance leave out more than this with probability 1e-4 for each number; of
-    ones that cover 80% half of all numbers would fail at n = 20, and all at n = 200.
+    ones that cover 80% half of all numbers would fail.
     """
-    target, exact = case()
-    q = fitted(target)
+    n, q = 20, fitted(target)
     found = np.array([numbers(summary(q, target, random_state=seed)) for seed in range(n)])
     z = np.abs(found[:, 0] - exact) / found[:, 1]
     assert np.isfinite(z).all()
@@ -80,35 +74,22 @@ def test_intervals_around_wrong_fits_cover_the_posterior(case, n):
 
 def test_wrong_fits_are_told_and_right_ones_are_not():
     """At two standard errors beyond a tenth of an sd a right fit is accused with probability below 1e-6."""
-    for target in (normal(2), normal(5)):
-        assert summary(fitted(target), target, random_state=0).warning == ""
-    target = log_gamma(2)
-    warning = summary(fitted(target), target, random_state=0).warning
-    assert re.search(
-        r"Draws of the fit are off, .*: the .* of `x\[\d\]` is .*; `refine\(est, target\)` corrects", warning
-    )
-
-
-def test_a_score_alone_gives_the_same_numbers():
-    target = log_gamma(2)
-    q = fitted(target)
-    a, b = (numbers(summary(q, t, n_samples=200, random_state=0)) for t in (target, target.score_fn))
-    np.testing.assert_allclose(b, a, rtol=1e-3, atol=1e-3)
+    told = r"Draws of the fit are off, .*: the .* of `x\[\d\]` is .*; `refine\(est, target\)` corrects"
+    for target, words in ((normal(2), "^$"), (normal(5), "^$"), (log_gamma(2), told)):
+        assert re.search(words, summary(fitted(target), target, random_state=0).warning)
 
 
 def test_rows_are_the_parameters_of_the_user():
-    d = 4
-    named = normal(d, names=("a", "b", "c", "d"), _is_named=True)
-    arrays = normal(d, constrain=lambda X: {"tau": np.exp(X[:, 0]), "b": X[:, 1:3], "S": X.reshape(-1, 2, 2)})
+    numbered = ("x[0]", "x[1]", "x[2]", "x[3]")
+    arrays = normal(4, constrain=lambda X: {"tau": np.exp(X[:, 0]), "b": X[:, 1:3], "S": X.reshape(-1, 2, 2)})
     for target, names in (
-        (named, ("a", "b", "c", "d")),
-        (normal(d), ("x[0]", "x[1]", "x[2]", "x[3]")),
-        (normal(d).score_fn, ("x[0]", "x[1]", "x[2]", "x[3]")),
-        (normal(d, constrain=lambda X: {}), ("x[0]", "x[1]", "x[2]", "x[3]")),
+        (normal(4, names=tuple("abcd"), _is_named=True), tuple("abcd")),
+        (normal(4).score_fn, numbered),
+        (normal(4, constrain=lambda X: {}), numbered),
         (arrays, ("tau", "b[0]", "b[1]", "S[0,0]", "S[0,1]", "S[1,0]", "S[1,1]")),
     ):
-        assert summary(fitted(normal(d)), target, n_samples=100, random_state=0).names == names
-    found = summary(fitted(arrays), arrays, random_state=0)
+        found = summary(fitted(normal(4)), target, random_state=0)
+        assert found.names == names
     assert abs(found.mean[0] - math.exp(0.5)) < 4 * found.mean_se[0]
     np.testing.assert_allclose(found.mean[[1, 2]], found.mean[[4, 5]])
 
@@ -123,12 +104,11 @@ def of_one(constrain, **options):
 
 
 def test_what_is_not_a_continuous_number_is_noted():
-    far = math.inf
     for constrain, note in (
         (lambda x: np.ones(len(x)), "constant"),
         (lambda x: 1 + 1e-15 * x, "constant"),
         (lambda x: np.where(x > 1, np.nan, x), r"not finite at [\d,]+ draws"),
-        (lambda x: np.where(x < -1, far, x), r"not finite at [\d,]+ draws"),
+        (lambda x: np.where(x < -1, math.inf, x), r"not finite at [\d,]+ draws"),
         (np.round, ""),
         (lambda x: x > 0, ""),
     ):
@@ -158,52 +138,52 @@ def test_quantiles_beyond_the_draws_are_not_known():
 
 
 def test_errors_of_unreliable_weights_are_not_known():
-    far = from_log_prob(lambda x: -(x - 30).square().sum(-1) / 2, n_features=2)
     particles = SVGD(n_particles=200, max_iter=2, random_state=0).fit(normal(2))
     for q, target, why in (
-        (fitted(normal(2)), far, "not reliable .* 100% of the posterior is where the fit hardly draws"),
+        (fitted(normal(2)), FAR, "not reliable .* 100% of the posterior is where the fit hardly draws"),
         (fitted(Banana()), Banana(), r"not reliable \(k-hat .* is allowed; effective sample size \d+, 30 are needed"),
         (particles, normal(2), "SVGD has no density, so its draws have no weights"),
     ):
         found = summary(q, target, random_state=0)
-        assert re.search(
-            f"The numbers are the fit's own, and their errors are unknown: .*{why}.*see `diagnose", found.warning
-        )
-        for i, note in enumerate(found.notes):
-            value, se = numbers(found, i)
+        words = f"The numbers are the fit's own, and their errors are unknown: .*{why}.*see `diagnose"
+        assert re.search(words, found.warning)
+        assert found.notes == ("errors unknown",) * 2
+        for value, se in (numbers(found, 0), numbers(found, 1)):
             assert np.isfinite(value).all()
             assert np.isnan(se).all()
-            assert note == "errors unknown"
 
 
-@pytest.mark.parametrize("d", [2, 30])
-def test_of_a_coordinate_in_which_a_fit_has_collapsed_no_error_is_known(d):
-    q, target = with_chains(d, 0.0, 1.0, 0.02)
+@every("d, note", [(2, "errors unknown"), (30, "")])
+def test_of_a_coordinate_in_which_a_fit_has_collapsed_no_error_is_known(d, note):
+    q, target = with_chains(d, 0.0, 1.0)
     q.sampler_.x[:, 1] = 0.3
     found = summary(q, target, random_state=0)
-    assert numbers(found, 1)[0] == pytest.approx([0.3, 0, 0.3, 0.3, 0.3])
-    assert np.isnan(numbers(found, 1)[1]).all()
-    assert found.notes[:2] == ("" if d == 30 else "errors unknown", "constant, errors unknown")
+    value, se = numbers(found, 1)
+    assert value == pytest.approx([0.3, 0, 0.3, 0.3, 0.3])
+    assert np.isnan(se).all()
+    assert found.notes[:2] == (note, "constant, errors unknown")
 
 
-def test_what_was_found_at_the_end_of_a_fit_is_said():
-    far = from_log_prob(lambda x: -(x - 30).square().sum(-1) / 2, n_features=2)
-    for grade, target, words in (
-        (Grade.RELIABLE_WEIGHTS, far, "; or `target` is not what was fitted, for which it was good"),
-        (Grade.WRONG, normal(2), "Draws of the fit are off, unlike this table: a reason; `refine"),
-        (Grade.ROUGH, normal(2), "^$"),  # more draws than the fit had are reliable, and find nothing
-        (Grade.CHAINS_AGREE, normal(2), "^$"),
-    ):
-        q = fitted(normal(2))
-        q.verdict_ = Verdict(grade, "a reason")
-        assert re.search(words, summary(q, target, random_state=0).warning)
-    for grade, words in ((Grade.ROUGH, "The fit was found to be rough: a reason; see"), (Grade.CHAINS_AGREE, "^$")):
-        q, target = with_chains(30, 0.0, 1.0, 0.02)
-        q.verdict_ = Verdict(grade, "a reason")
-        assert re.search(words, summary(q, target, random_state=0).warning)
+FAR = from_log_prob(lambda x: -(x - 30).square().sum(-1) / 2, n_features=2)
+#: What is found at the end of a fit; a target, or none for that of chains of 30 features; what the table says.
+FOUND = [
+    (Grade.RELIABLE_WEIGHTS, FAR, "; or `target` is not what was fitted, for which it was good"),
+    (Grade.WRONG, normal(2), "Draws of the fit are off, unlike this table: a reason; `refine"),
+    (Grade.ROUGH, normal(2), "^$"),  # more draws than the fit had are reliable, and find nothing
+    (Grade.CHAINS_AGREE, normal(2), "^$"),
+    (Grade.ROUGH, None, "The fit was found to be rough: a reason; see"),
+    (Grade.CHAINS_AGREE, None, "^$"),
+]
 
 
-def with_chains(d, mean, sd, error):
+@every("grade, target, words", FOUND)
+def test_what_was_found_at_the_end_of_a_fit_is_said(grade, target, words):
+    q, target = (fitted(normal(2)), target) if target else with_chains(30, 0.0, 1.0)
+    q.verdict_ = Verdict(grade, "a reason")
+    assert re.search(words, summary(q, target, random_state=0).warning)
+
+
+def with_chains(d, mean, sd, error=0.02):
     """A fit of particles N(0, I), and chains that have found moments."""
     target = normal(d, constrain=lambda X: {"x": X, "scale": np.exp(-X[:, 0]), "sum": X.sum(1)})
     q = SVGD(n_particles=500, max_iter=1, random_state=0).fit(target)
@@ -214,62 +194,56 @@ def with_chains(d, mean, sd, error):
     return q, target
 
 
-@pytest.mark.parametrize(("mean", "sd", "error"), [(0.0, 1.0, 0.02), (0.5, 1.0, 0.02), (0.0, 2.0, 0.02)])
-def test_chains_behind_a_fit_of_many_features_know_the_errors(mean, sd, error):
+@every("mean, sd", [(0.0, 1.0), (0.5, 1.0), (0.0, 2.0)])
+def test_chains_behind_a_fit_of_many_features_know_the_errors(mean, sd):
     """Of coordinates and of their monotone functions; each reaches to the number of the chains."""
-    q, target = with_chains(30, mean, sd, error)
+    q, target = with_chains(30, mean, sd)
     found = summary(q, target, random_state=0)
     assert "errors by the chains behind the fit" in found.source
     value, se = numbers(found, 3)
     assert (np.abs(value - [mean, sd, *(mean + sd * stats.norm.ppf(LEVELS))]) < 2 * se + 0.15).all()
-    assert error * sd <= se[0] <= 2 * error * sd + abs(mean) + 0.1
-    assert found.notes[:31] == ("",) * 31
+    assert 0.02 * sd <= se[0] <= 0.04 * sd + abs(mean) + 0.1
+    assert found.notes == ("",) * 31 + ("errors unknown",)
     assert found.mean_se[30] == pytest.approx(found.sd[30] * found.mean_se[0], rel=0.2)
-    assert found.notes[31] == "errors unknown"
-    few, target = with_chains(29, mean, sd, error)
-    assert np.isnan(summary(few, target, random_state=0).mean_se).all()
+    assert np.isnan(summary(*with_chains(29, mean, sd), random_state=0).mean_se).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"quantiles": (0.0, 0.5)}, ValueError, r"`quantiles` must be rising .* got \(0.0, 0.5\)"),
-        *(
-            ({"quantiles": wrong}, ValueError, "`quantiles`")
-            for wrong in ((0.5, 1), (0.5, 0.5), (0.95, 0.05), (math.nan,), 0.5, "5%", None, np.eye(2) / 2)
-        ),
-        ({"n_samples": 99}, ValueError, "n_samples == 99"),
-        ({"n_samples": 1e3}, TypeError, "n_samples"),
-        ({"n_samples": True}, TypeError, "n_samples"),
-        ({"target": normal(3)}, ValueError, "the target has 3 features, expected 2 as in `fit`"),
-        ({"target": None}, TypeError, "`target` must be a Target or its score function"),
-        ({"target": normal(2, constrain=lambda X: [X])}, TypeError, "`constrain` of `target` returned a list"),
-        ({"target": normal(2, constrain=lambda X: {"a": X.T})}, ValueError, r"returned shape \(2, \d+\) for 'a'"),
-        ({"target": normal(2, constrain=lambda X: {"a": 1.0})}, ValueError, r"returned shape \(\) for 'a'"),
-        ({"target": normal(2, constrain=lambda X: {"a": ["b"] * len(X)})}, TypeError, "must hold real numbers"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["density", "particles"])
-def test_bad_input_is_named(kind, change, error, message):
-    q = fitted(normal(2)) if kind == "density" else SVGD(n_particles=50, max_iter=1, random_state=0).fit(normal(2))
+REFUSED = [
+    ({"quantiles": (0.0, 0.5)}, ValueError, r"`quantiles` must be rising .* got \(0.0, 0.5\)"),
+    *(({"quantiles": q}, ValueError, "`quantiles`") for q in ((0.95, 0.05), (math.nan,), "5%", None, np.eye(2) / 2)),
+    ({"n_samples": 99}, ValueError, "n_samples == 99"),
+    ({"n_samples": True}, TypeError, "n_samples"),
+    ({"target": normal(3)}, ValueError, "the target has 3 features, expected 2 as in `fit`"),
+    ({"target": None}, TypeError, "`target` must be a Target or its score function"),
+    ({"target": normal(2, constrain=lambda X: [X])}, TypeError, "`constrain` of `target` returned a list"),
+    ({"target": normal(2, constrain=lambda X: {"a": X.T})}, ValueError, r"returned shape \(2, \d+\) for 'a'"),
+    ({"target": normal(2, constrain=lambda X: {"a": 1.0})}, ValueError, r"returned shape \(\) for 'a'"),
+    ({"target": normal(2, constrain=lambda X: {"a": ["b"] * len(X)})}, TypeError, "must hold real numbers"),
+]
+
+
+@every("change, error, message", REFUSED)
+def test_bad_input_is_named(change, error, message):
     with pytest.raises(error, match=message):
-        summary(q, **{"target": normal(2), "random_state": 0, **change})
+        summary(fitted(normal(2)), **{"target": normal(2), "random_state": 0, **change})
 
 
 # What is shown
 
 
-@pytest.mark.parametrize(
-    ("value", "se", "text"),
-    [
-        (1.23456, 0.0123, "1.23 ± 0.01"), (1.23456, 0.097, "1.2 ± 0.1"), (-0.001, 0.02, "0.00 ± 0.02"),
-        (12345.6, 321.0, "12300 ± 300"), (1.23456e9, 3.2e7, "1.23e+09 ± 3e+07"),
-        (1.23456e-8, 3.2e-10, "1.23e-08 ± 3e-10"), (0.5, 0.0, "0.5 ± 0"), (1.23456, math.nan, "1.23 ± ?"),
+def test_a_number_ends_at_the_first_digit_of_its_error():
+    for value, se, text in (
+        (1.23456, 0.0123, "1.23 ± 0.01"),
+        (1.23456, 0.097, "1.2 ± 0.1"),
+        (-0.001, 0.02, "0.00 ± 0.02"),
+        (12345.6, 321.0, "12300 ± 300"),
+        (1.23456e9, 3.2e7, "1.23e+09 ± 3e+07"),
+        (1.23456e-8, 3.2e-10, "1.23e-08 ± 3e-10"),
+        (0.5, 0.0, "0.5 ± 0"),
+        (1.23456, math.nan, "1.23 ± ?"),
         (math.nan, math.nan, "?"),
-    ],
-)  # fmt: skip
-def test_a_number_ends_at_the_first_digit_of_its_error(value, se, text):
-    assert _cell(value, se) == text
+    ):
+        assert _cell(value, se) == text
 
 
 def test_a_table_is_aligned_and_has_all_in_its_frame():
@@ -283,13 +257,11 @@ def test_a_table_is_aligned_and_has_all_in_its_frame():
     assert [line[:30].strip() for line in lines[1:4]] == ["a", "b", f"{long[:29]}…"]
     assert len({line.index(" ± ", 40) for line in lines[1:3]}) <= 2
     assert max(map(len, lines)) <= 100
-    assert re.search(
-        r"1,000 weighted draws, effective sample size \d+, k-hat 0.\d\d; [\d,]+ score", " ".join(lines[4:])
-    )
+    words = r"1,000 weighted draws, effective sample size \d+, k-hat 0.\d\d; [\d,]+ score"
+    assert re.search(words, " ".join(lines[4:]))
     frame = found.to_frame()
     assert isinstance(frame, pandas.DataFrame)
-    names = ["mean", "mean_se", "sd", "sd_se", "2.5%", "2.5%_se", "50%", "50%_se", "note"]
-    assert [*frame.columns] == names
+    assert [*frame.columns] == ["mean", "mean_se", "sd", "sd_se", "2.5%", "2.5%_se", "50%", "50%_se", "note"]
     assert [*frame.index] == ["a", "b", long]
     np.testing.assert_array_equal(frame.loc["b"].iloc[:-1].astype(float), numbers(found, 1).T.ravel())
     page = found._repr_html_()
@@ -299,11 +271,9 @@ def test_a_table_is_aligned_and_has_all_in_its_frame():
 
 def test_a_table_of_many_parameters_or_quantiles_stays_readable():
     target = normal(1, constrain=lambda X: {"y": np.cumsum(np.repeat(X, 80, 1), 1)})
-    found = summary(fitted(normal(1)), target, n_samples=100, random_state=0)
-    lines = str(found).splitlines()
-    assert len(found.names) == 80
-    assert sum("±" in line for line in lines if line.startswith("y[")) == 60
-    assert "... 20 more ..." in str(found)
+    lines = str(summary(fitted(normal(1)), target, n_samples=100, random_state=0)).splitlines()
+    assert sum(line.startswith("y[") and "±" in line for line in lines) == 60
+    assert any("... 20 more ..." in line for line in lines)
     many = summary(fitted(normal(1)), normal(1), quantiles=np.linspace(0.1, 0.9, 17), random_state=0)
     assert max(map(len, str(many).splitlines())) <= 100
     assert str(many).count("x[0]") > 1

@@ -5,11 +5,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from members import every
 from torch import nn
 
-from skksivi.parameters import Adam, Plateau
+from skksivi.parameters import Adam
 from skksivi.score._tally import Tally
-from skksivi.training._guard import Watch
+from skksivi.training import _guard
+from skksivi.training._guard import Watch, tolerance_of
 from skksivi.training._loop import Objective, Scheduled, by_autograd, learning_rate_factor, minimise
 from skksivi.training._run import Fit, Run
 
@@ -21,8 +23,8 @@ def network():
     return module
 
 
-def run(module, loss_fn, *, max_iter=200, hooks=(), schedules=(), **options):
-    objective = Objective(by_autograd(loss_fn, module), schedules)
+def run(module, loss_fn=None, *, max_iter=200, hooks=(), schedules=(), **options):
+    objective = Objective(by_autograd(loss_fn or quadratic(module), module), schedules)
     adam = Adam(**{"betas": (0.9, 0.999), "decay": None, "ema": None} | options)
     return minimise(objective, module, adam, torch.Generator(), learning_rate=0.05, max_iter=max_iter, hooks=hooks)
 
@@ -31,9 +33,19 @@ def quadratic(module):
     return lambda: sum((p - 1).square().sum() for p in module.parameters())
 
 
+def state(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def after(n, **options):
+    """The state after n iterations."""
+    module = network()
+    run(module, max_iter=n, **options)
+    return state(module)
+
+
 def test_steps_equal_those_of_plain_adam():
-    ours, plain = network(), network()
-    run(ours, quadratic(ours), max_iter=20, decay=(0.5, 7), max_norm=1.0)
+    plain = network()
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.05, betas=(0.9, 0.999))
     for t in range(20):
         optimizer.param_groups[0]["lr"] = 0.05 * 0.5 ** (t // 7)
@@ -41,26 +53,14 @@ def test_steps_equal_those_of_plain_adam():
         quadratic(plain)().backward()
         nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
         optimizer.step()
-    for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(after(20, decay=(0.5, 7), max_norm=1.0), state(plain), rtol=1e-5, atol=1e-6)
 
 
 def test_the_average_is_the_exponential_average_of_the_iterates():
-    module, seen = network(), []
-
-    def loss_fn():
-        seen.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
-        return quadratic(module)()
-
-    run(module, loss_fn, ema=0.9)
-    last = network()
-    run(last, quadratic(last))
-    seen.append(torch.cat([p.detach().flatten() for p in last.parameters()]))
-    average = seen[0]
-    for t, iterate in enumerate(seen[1:]):
-        average = average + max(0.1, 9 / (10 + t)) * (iterate - average)
-    result = torch.cat([p.detach().flatten() for p in module.parameters()])
-    torch.testing.assert_close(result, average, rtol=1e-4, atol=1e-5)
+    average = after(0)
+    for t in range(40):
+        average = average + max(0.1, 9 / (10 + t)) * (after(t + 1) - average)
+    torch.testing.assert_close(after(40, ema=0.9), average, rtol=1e-4, atol=1e-5)
 
 
 def test_scheduled_numbers_follow_the_progress():
@@ -80,9 +80,7 @@ def test_learning_rate_factors():
     assert learning_rate_factor(None, 10)(7) == 1
     assert learning_rate_factor((0.9, 3), 10)(7) == pytest.approx(0.81)
     cosine = learning_rate_factor("cosine", 10)
-    assert cosine(0) == 1
-    assert cosine(5) == pytest.approx(0.5)
-    assert cosine(10) == pytest.approx(0)
+    assert [cosine(t) for t in (0, 5, 10)] == pytest.approx([1, 0.5, 0])
 
 
 class Report(NamedTuple):
@@ -91,9 +89,8 @@ class Report(NamedTuple):
 
 def judge_of(values, accepted=None):
     """A judge that gives one value after the other, whatever the module."""
-    reports = iter(accepted or [True] * len(values))
-    values = iter(values)
-    return lambda module: (next(values), Report(next(reports)))
+    found = zip(values, map(Report, accepted or [True] * len(values)), strict=True)
+    return lambda module: next(found)
 
 
 def states(module, watch, n):
@@ -112,72 +109,68 @@ def holder():
     return module
 
 
-def test_a_plateau_is_told_from_progress(holder):
-    falling = Watch(judge_of(np.linspace(1, 0, 11)), Plateau(patience=300))
-    assert not any(states(holder, falling, 10))
-    flat = Watch(judge_of([1.0] * 4), Plateau(patience=300))
-    assert states(holder, flat, 4) == [False, False, False, True]
-    creeping = Watch(judge_of(100 * 0.9999 ** np.arange(4)), Plateau(patience=300))
-    assert states(holder, creeping, 4) == [False, False, False, True]
+def test_early_stopping_is_a_tolerance_or_true():
+    assert [tolerance_of(value) for value in (True, np.True_, 0.1)] == [0.01, 0.01, 0.1]
+    assert not any(tolerance_of(value) for value in ("auto", None, False, np.False_))
 
 
-def test_progress_is_counted_from_the_last_that_was_made(holder):
-    """Falls below the share `tol` of the mark add up to progress."""
-    slow = Watch(judge_of(0.995 ** np.arange(20)), Plateau(patience=300))
-    assert not any(states(holder, slow, 20))
-    rising = Watch(judge_of([1.0, 0.5, 2.0, 3.0, 4.0]), Plateau(patience=300))
-    assert states(holder, rising, 5) == [False, False, False, False, True]
+@every(
+    "values, ends",
+    [
+        (np.linspace(1, 0, 10), False),
+        ([1.0] * 4, True),
+        (100 * 0.9999 ** np.arange(4), True),
+        (0.995 ** np.arange(20), False),  # falls below the share of the mark add up to progress
+        ([1.0, 0.5, 2.0, 3.0, 4.0], True),
+    ],
+)
+def test_a_plateau_is_told_from_progress_since_the_last_that_was_made(values, ends, holder, monkeypatch):
+    monkeypatch.setattr(_guard, "PATIENCE", 300)
+    stops = states(holder, Watch(judge_of(values), 0.01), len(values))
+    assert stops == [False] * (len(values) - 1) + [ends]
+    without = Watch(judge_of(values), None)
+    assert not any(states(holder, without, len(values)))
+    assert without.values == [(100 * (i + 1), value) for i, value in enumerate(values)]
 
 
-def test_without_a_tolerance_a_watch_never_stops(holder):
-    watch = Watch(judge_of(range(50)), None)
-    assert not any(states(holder, watch, 50))
-    assert watch.values == [(100 * (i + 1), i) for i in range(50)]
-
-
-def test_the_best_admissible_state_is_brought_back(holder):
-    values, accepted = [3.0, 2.0, 0.0, 2.5, -1.0], [True, True, False, True, False]
+@every(
+    "values, accepted, best",
+    [
+        ([3.0, 2.0, 0.0, 2.5, -1.0], [True, True, False, True, False], 200),
+        ([1.0, 2.0], [False, False], 200),
+        ([np.inf, np.nan], [True, True], 200),
+    ],
+)
+def test_the_best_admissible_state_is_brought_back_and_else_the_last_one_stays(values, accepted, best, holder):
     watch = Watch(judge_of(values, accepted), None, keeps_best=True)
-    states(holder, watch, 5)
-    assert watch.restore(holder) == 200
-    assert holder.value.item() == 200
-    assert watch.last == Report(False)
-
-
-def test_without_a_state_to_keep_the_last_one_stays(holder):
-    for watch in (
-        Watch(judge_of([1.0, 2.0]), None),
-        Watch(judge_of([1.0, 2.0], [False, False]), None, keeps_best=True),
-        Watch(judge_of([np.inf, np.nan]), None, keeps_best=True),
-    ):
-        states(holder, watch, 2)
-        assert watch.restore(holder) == 200
-        assert holder.value.item() == 200
+    states(holder, watch, len(values))
+    assert watch.restore(holder) == holder.value.item() == best
+    assert watch.last == Report(accepted[-1])
+    plain = Watch(judge_of(values, accepted), None)
+    states(holder, plain, len(values))
+    assert plain.restore(holder) == holder.value.item() == 100 * len(values)
 
 
 def test_the_watch_sees_the_average_each_so_often_and_at_the_end():
     module, seen = network(), []
 
     def judge(module):
-        seen.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+        seen.append(state(module))
         return float(len(seen)), Report(True)
 
     watch = Watch(judge, None, every=40)
-    run(module, quadratic(module), max_iter=100, ema=0.9, hooks=[watch])
+    run(module, max_iter=100, ema=0.9, hooks=[watch])
     assert watch.values == [(40, 1.0), (80, 2.0), (100, 3.0)]
-    torch.testing.assert_close(seen[-1], torch.cat([p.detach().flatten() for p in module.parameters()]))
+    torch.testing.assert_close(seen[-1], state(module))
 
 
-def test_the_watch_ends_the_loop_and_its_best_state_returns():
+def test_the_watch_ends_the_loop_and_its_best_state_returns(monkeypatch):
+    monkeypatch.setattr(_guard, "PATIENCE", 20)
     module = network()
-    watch = Watch(judge_of([2.0, 1.0, 3.0, 4.0, 5.0]), Plateau(0.0, patience=20), every=10, keeps_best=True)
-    result = run(module, quadratic(module), max_iter=1000, hooks=[watch])
-    assert len(result.losses) == 40
+    watch = Watch(judge_of([2.0, 1.0, 3.0, 4.0, 5.0]), 0.0, every=10, keeps_best=True)
+    assert len(run(module, max_iter=1000, hooks=[watch]).losses) == 40
     assert watch.restore(module) == 20
-    shorter = network()
-    run(shorter, quadratic(shorter), max_iter=20)
-    for p, q in zip(module.parameters(), shorter.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
+    torch.testing.assert_close(state(module), after(20))
 
 
 def sometimes_nan(module, when, what=torch.nan):
@@ -190,28 +183,22 @@ def sometimes_nan(module, when, what=torch.nan):
     return loss_fn
 
 
-def state(module):
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
-
-
-@pytest.mark.parametrize("what", [torch.nan, torch.inf])
-def test_a_loss_that_is_not_finite_ends_the_loop_in_the_last_finite_state(what):
-    module, shorter = network(), network()
+@every("what", [torch.nan, torch.inf])
+def test_a_loss_that_is_not_finite_ends_the_loop_in_the_last_finite_state_or_is_left_out(what):
+    module = network()
     result = run(module, sometimes_nan(module, lambda t: t >= 130, what))
     assert isinstance(result.ended_by, FloatingPointError)
     assert "iteration 130" in str(result.ended_by)
-    run(shorter, quadratic(shorter), max_iter=130)
-    assert state(module).equal(state(shorter))
-
-
-@pytest.mark.parametrize("what", [torch.nan, torch.inf])
-def test_steps_that_are_not_finite_are_left_out(what):
-    module, plain = network(), network()
+    assert state(module).equal(after(130))
+    module = network()
     result = run(module, sometimes_nan(module, lambda t: t % 2 == 1, what), max_iter=100, nonfinite="skip")
     assert result.ended_by is None
     np.testing.assert_array_equal(np.isfinite(result.losses), np.arange(100) % 2 == 0)
-    run(plain, quadratic(plain), max_iter=50)
-    assert state(module).equal(state(plain))
+    assert state(module).equal(after(50))
+    result = run(module, sometimes_nan(module, lambda t: t >= 50, what), max_iter=1000, nonfinite="skip")
+    assert isinstance(result.ended_by, FloatingPointError)
+    assert len(result.losses) == 200  # a hundred in a row are too many
+    assert state(module).isfinite().all()
 
 
 def test_a_gradient_that_is_not_finite_counts_as_a_loss_that_is_not():
@@ -227,17 +214,9 @@ def test_a_gradient_that_is_not_finite_counts_as_a_loss_that_is_not():
     assert isinstance(result.ended_by, FloatingPointError)
 
 
-def test_a_hundred_steps_in_a_row_that_are_not_finite_are_too_many():
-    module = network()
-    result = run(module, sometimes_nan(module, lambda t: t >= 50), max_iter=1000, nonfinite="skip")
-    assert isinstance(result.ended_by, FloatingPointError)
-    assert len(result.losses) == 200
-    assert state(module).isfinite().all()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, MemoryError])
+@every("error", [KeyboardInterrupt, ValueError, MemoryError])
 def test_what_ends_the_loop_is_returned_with_the_state_before(error):
-    module, shorter, count = network(), network(), iter(range(100))
+    module, count = network(), iter(range(100))
 
     def loss_fn():
         if next(count) == 30:
@@ -247,8 +226,7 @@ def test_what_ends_the_loop_is_returned_with_the_state_before(error):
     result = run(module, loss_fn, ema=0.9)
     assert isinstance(result.ended_by, error)
     assert len(result.losses) == 30
-    run(shorter, quadratic(shorter), max_iter=30, ema=0.9)
-    assert state(module).equal(state(shorter))
+    assert state(module).equal(after(30, ema=0.9))
 
 
 # A run that ends early
@@ -269,20 +247,18 @@ def new_run():
     return Run(0, torch.device("cpu"), Tally())
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), FloatingPointError(), ConnectionError(), TimeoutError()])
+@every("error", [KeyboardInterrupt(), FloatingPointError(), ConnectionError(), TimeoutError(), ZeroDivisionError()])
 def test_a_run_that_ends_early_returns_what_it_has_kept_last(error):
-    found = new_run().result(ending(error, {"n_iter_": 0}, {"n_iter_": 3}), "")
+    """Errors of other kinds end it, unless it keeps after any."""
+    run = new_run()
+    if isinstance(error, ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError):
+            run.result(ending(error, {"n_iter_": 3}), "")
+        run.keeping = BaseException
+    found = run.result(ending(error, {"n_iter_": 0}, {"n_iter_": 3}), "")
     assert (found.report, found.ended_by) == ({"n_iter_": 3}, error)
     with pytest.raises(type(error)):
         new_run().result(ending(error), "")
-
-
-def test_a_run_keeps_nothing_after_other_errors_unless_asked_to():
-    run = new_run()
-    with pytest.raises(ZeroDivisionError):
-        run.result(ending(ZeroDivisionError(), {"n_iter_": 3}), "")
-    run.keeping = BaseException
-    assert run.result(ending(ZeroDivisionError(), {"n_iter_": 3}), "").report == {"n_iter_": 3}
 
 
 def test_a_spent_budget_is_a_remark_and_no_error():

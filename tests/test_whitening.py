@@ -1,38 +1,77 @@
-"""The rules of whitening: a map that standardises the target, and a report that tells how it was found."""
+"""Whitening: affine maps, the rules that find those that standardise a target, and reports that tell how."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_targets import RING, UNEQUAL, GaussianScore, Mixture, generator, normal
+from members import every
+from plain_targets import RING, UNEQUAL, GaussianScore, generator, normal, resolved
 
-from skksivi.coordinates._affine import Identity, LowRank
-from skksivi.coordinates._curved import score_for_training
+from skksivi.coordinates._affine import Affine, Identity, LowRank
+from skksivi.coordinates._whitening import score_for_training
 from skksivi.estimators._start import find_coordinates
 from skksivi.parameters import Pilot
 from skksivi.pilot import _pilot
 from skksivi.pilot._pilot import RULES, find_whitening
 from skksivi.score._probe import in_double
-from skksivi.score._target import resolve_score
 
-SEEDS = st.integers(0, 10**6)
-FEW = settings(max_examples=5)
-every_rule = pytest.mark.parametrize("rule", RULES)
-
-
-def cheap(whiten, budget=0):
-    return Pilot(whiten, budget=budget) if isinstance(whiten, str) and whiten in ("auto", "diagonal") else whiten
+AFFINE = Affine(normal(3), normal(3, 3, seed=1).tril(-1) + torch.diag(torch.tensor([0.1, 1.0, 20.0]).double()))
+LOW_RANK = LowRank(
+    normal(3), normal(3, seed=1).exp(), torch.linalg.qr(normal(3, 2, seed=2)).Q, torch.tensor([0.1, 9.0]).double()
+)
+NO_RANK = LowRank(normal(3), normal(3, seed=1).exp(), torch.empty(3, 0).double(), torch.empty(0).double())
+every_map = every("map_", [AFFINE, LOW_RANK, NO_RANK, Identity(torch.zeros(1))])
 
 
-def whitening_of(whiten, score_fn, d, *, budget=0, seed=0, **options):
-    return find_whitening(cheap(whiten, budget), in_double(score_fn, d), generator(seed), **options)
+def factor(map_):
+    """The L of x = m + L u."""
+    shift = map_.unwhiten(torch.zeros(1, 3).double())
+    return (map_.unwhiten(torch.eye(3).double()) - shift).mT
+
+
+@every_map
+def test_a_map_is_affine_and_has_an_inverse_and_its_determinant(map_):
+    x, L = normal(6, 3, seed=2), factor(map_)
+    torch.testing.assert_close(map_.unwhiten(map_.whiten(x)), x)
+    torch.testing.assert_close(map_.whiten(map_.unwhiten(x)), x)
+    torch.testing.assert_close(map_.unwhiten(x), map_.unwhiten(torch.zeros(1, 3).double()) + x @ L.mT)
+    assert float(map_.log_determinant()) == pytest.approx(torch.linalg.slogdet(L).logabsdet.item())
+    if not isinstance(map_, Identity):
+        torch.testing.assert_close(map_.unwhiten_direction(x), x @ L.mT)
+
+
+def test_identity_changes_nothing():
+    x, identity = normal(4, 3), Identity(torch.zeros(1))
+    for f in (identity.whiten, identity.unwhiten, identity.whiten_score, identity.pull_back):
+        assert f(x) is x
+
+
+@every_map
+def test_the_whitened_score_and_its_product_are_those_of_the_composition_in_the_type_of_the_input(map_):
+    p = GaussianScore(3, 4, 10, seed=0)
+    score_fn = in_double(p.score_fn, 3)
+    u, v = normal(5, 3).requires_grad_(), normal(5, 3, seed=9)
+    x = map_.unwhiten(u)
+    (s_u,) = torch.autograd.grad(x, u, p.score_fn(x), create_graph=True)
+    (expected,) = torch.autograd.grad(s_u, u, v)
+    for dtype, rtol, atol in ((torch.float64, 1e-7, 1e-7), (torch.float32, 1e-4, 1e-2)):
+        s, pull = map_.pull_back(score_fn).with_pullback(u.detach().to(dtype))
+        product = pull(v.to(dtype))
+        assert s.dtype == product.dtype == dtype
+        torch.testing.assert_close(s.double(), s_u.detach(), rtol=rtol, atol=atol)
+        torch.testing.assert_close(product.double(), expected, rtol=rtol, atol=atol)
+
+
+def whitening_of(whiten, score_fn, d, *, seed=0, **options):
+    rule = Pilot(whiten, budget=0) if whiten in ("auto", "diagonal") else whiten
+    return find_whitening(rule, in_double(score_fn, d), generator(seed), **options)
 
 
 # The rules
 
 
-@every_rule
+@every("rule", list(RULES))
 def test_many_features_get_a_diagonal_and_a_few_directions(monkeypatch, rule):
     monkeypatch.setattr(_pilot, "MAX_FEATURES", 1)
     monkeypatch.setattr(_pilot, "MOST_EXPLORED", 1)
@@ -44,47 +83,36 @@ def test_many_features_get_a_diagonal_and_a_few_directions(monkeypatch, rule):
     np.testing.assert_allclose(whitening.modes[0], p.mean, atol=0.1)
 
 
-@pytest.mark.parametrize(
-    "whiten",
-    [
-        ([0.0], [[1.0]]), ([0.0, 0.0], [1.0, 1.0]), ([0.0, 0.0], [[1.0, 0.0], [0.0, 0.0]]),
-        ([0.0, 0.0], [[-1.0, 0.0], [0.0, 1.0]]), ([0.0, 0.0], [[1.0, 0.0], [float("nan"), 1.0]]),
-        ([0.0, float("nan")], [[1.0, 0.0], [0.0, 1.0]]), ([0.0, 0.0], [[1.0, 0.5], [0.5, 1.0]]), ([0.0, 0.0],),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_pair_that_is_no_affine_map_is_named(whiten):
-    with pytest.raises(ValueError, match="`whiten` must be"):
-        whitening_of(whiten, lambda x: -x, 2)
+WIDE = [1.0, 0.0]
+BAD_PAIRS = [
+    ([0.0], [[1.0]]), ([0.0, 0.0], [1.0, 1.0]), ([0.0, 0.0], [WIDE, [0.0, 0.0]]), ([0.0, 0.0], [[-1.0, 0.0], WIDE]),
+    ([0.0, 0.0], [WIDE, [np.nan, 1.0]]), ([0.0, np.nan], np.eye(2)), ([0.0, 0.0], [[1.0, 0.5], [0.5, 1]]), ([0, 0],),
+]  # fmt: skip
+BAD_STARTS = [[0.0], [[0.0]], 0.0, [0.0, np.nan], np.zeros((0, 2)), np.zeros((1, 1, 2))]
 
 
-# Where the search starts
-
-
-@pytest.mark.parametrize("init", [[0.0], [[0.0]], 0.0, [0.0, np.nan], np.zeros((0, 2)), np.zeros((1, 1, 2))], ids=str)
-def test_an_init_that_is_no_point_is_named(init):
-    with pytest.raises(ValueError, match=r"`init` must be a finite vector of shape \(2,\)"):
-        whitening_of("auto", lambda x: -x, 2, init=init)
+def test_a_pair_that_is_no_affine_map_and_an_init_that_is_no_point_are_named():
+    for whiten in BAD_PAIRS:
+        with pytest.raises(ValueError, match="`whiten` must be"):
+            find_whitening(whiten, in_double(torch.neg, 2), generator())
+    for init in BAD_STARTS:
+        with pytest.raises(ValueError, match=r"`init` must be a finite vector of shape \(2,\)"):
+            whitening_of("auto", torch.neg, 2, init=init)
 
 
 # The automatic rule
 
 
-def standardised(whitening, mean, root):
-    """The map of whitening seen from that to mean zero and unit covariance: the shift and L L^T."""
-    W = np.linalg.solve(root, whitening.L)
-    return np.linalg.solve(root, whitening.m - mean), W @ W.T
-
-
-@FEW
-@given(seed=SEEDS)
+@settings(max_examples=5)
+@given(seed=st.integers(0, 10**6))
 def test_a_gaussian_of_scales_from_a_thousandth_to_a_thousand_is_standardised(seed):
     """Moments of 128 chains of 33 correlated states: their errors are 5% and 5%."""
     p = GaussianScore(4, 12, 1e4, seed)
     whitening, pilot = whitening_of("auto", p.score_fn, 4, seed=seed)
-    shift, covariance = standardised(whitening, p.mean.numpy(), (p.V * p.lam.sqrt()).numpy())
-    assert np.abs(shift).max() < 0.25
-    assert np.abs(covariance - np.eye(4)).max() < 0.25
+    m, L = whitening.map
+    W = p.standardise(L)
+    assert p.standardise(m - p.mean).abs().max() < 0.25
+    assert (W @ W.mT - torch.eye(4)).abs().max() < 0.25
     assert whitening.converged
     assert whitening.condition == pytest.approx(1e12, rel=0.5)
     assert len(whitening.modes) == len(whitening.weights) == len(pilot.n_of_mode) == 1
@@ -93,49 +121,33 @@ def test_a_gaussian_of_scales_from_a_thousandth_to_a_thousand_is_standardised(se
 def test_the_report_is_that_of_the_points():
     p = GaussianScore(3, 2, 10, seed=0)
     whitening, pilot = whitening_of("auto", p.score_fn, 3)
-    np.testing.assert_allclose(whitening.m, pilot.x.mean(0))
-    np.testing.assert_allclose(whitening.mean, pilot.x.mean(0))
-    np.testing.assert_allclose(whitening.sd, pilot.x.std(0))
-    np.testing.assert_array_equal(whitening.mean_se, pilot.mean_se)
-    np.testing.assert_allclose(whitening.L @ whitening.L.T, np.cov(pilot.x.T, bias=True), rtol=1e-6)
+    for ours, of_points in (("m", pilot.x.mean(0)), ("sd", pilot.x.std(0)), ("mean_se", pilot.mean_se)):
+        np.testing.assert_allclose(getattr(whitening, ours), of_points)
     assert whitening.condition == pytest.approx(np.linalg.cond(whitening.L) ** 2)
     u = whitening.map.whiten(pilot.x)
     torch.testing.assert_close(u.mT.cov(correction=0), torch.eye(3).double(), rtol=0, atol=1e-9)
 
 
-def covariance_of(p):
-    mean = p.weights @ p.means
-    spread = (p.means - mean).mT * p.weights @ (p.means - mean)
-    return mean.numpy(), (spread + (p.weights @ p.sds**2) * torch.eye(p.means.shape[1])).numpy()
-
-
-APART = Mixture([0.5, 0.5], [[-8.0, 0.0], [8.0, 4.0]], [1.0, 1.0])
-
-
-@pytest.mark.parametrize("p", [APART, UNEQUAL, RING], ids=["two", "unequal", "ring"])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_all_modes_of_a_mixture_are_found_with_their_weights(p, seed):
+@every("p", [UNEQUAL, RING])
+def test_all_modes_of_a_mixture_are_found_with_their_weights(p):
     """The integral across the kink between two modes is off by at most 0.02, a weight by w (1 - w) times that."""
-    whitening, _ = whitening_of("auto", p.score_fn, 2, seed=seed)
+    whitening, _ = whitening_of("auto", p.score_fn, 2)
     assert len(whitening.modes) == len(p.means)
     nearest = np.linalg.norm(whitening.modes[:, None] - p.means.numpy(), axis=-1).argmin(1)
     assert sorted(nearest) == list(range(len(p.means)))
     np.testing.assert_allclose(whitening.weights, p.weights[nearest], atol=0.01)
-    mean, covariance = covariance_of(p)
-    size = np.sqrt(np.diag(covariance))
-    np.testing.assert_allclose((whitening.m - mean) / size, 0, atol=0.1)
-    np.testing.assert_allclose((whitening.L @ whitening.L.T - covariance) / np.outer(size, size), 0, atol=0.1)
+    m, L = whitening.map
+    mean = p.weights @ p.means
+    covariance = (p.means - mean).mT * p.weights @ (p.means - mean) + (p.weights @ p.sds**2) * torch.eye(2)
+    size = covariance.diagonal().sqrt()
+    assert ((m - mean) / size).abs().max() < 0.1
+    assert ((L @ L.mT - covariance) / size.outer(size)).abs().max() < 0.1
 
 
 # The type of numbers
 
 
-def resolved(score_fn, d):
-    return resolve_score(score_fn, d, dtype=torch.float32, device=torch.device("cpu"))
-
-
-@pytest.mark.parametrize("far", [0.5, 3.0])
-@pytest.mark.parametrize("d", [5, 100])
+@every("d, far", [(5, 3.0), (100, 0.5)])
 def test_a_pair_is_brought_to_a_gaussian_along_every_direction(d, far):
     """Each whitened coordinate is off by that much, so one direction by sqrt(d) times that, which averages hide."""
     p = GaussianScore(d, 2, 10, seed=0)
@@ -147,12 +159,10 @@ def test_a_pair_is_brought_to_a_gaussian_along_every_direction(d, far):
     np.testing.assert_allclose(torch.linalg.svdvals(p.standardise(L)), np.ones(d), rtol=0.1)
 
 
-@pytest.mark.parametrize(
-    ("log10_condition", "size", "is_single"), [(2, 10.0, True), (12, 1.0, False), (0, 1e7, False), (8, 1e5, False)]
-)
+@every("log10_condition, size, is_single", [(2, 10.0, True), (12, 1.0, False), (0, 1e7, False), (8, 1e5, False)])
 def test_where_rounding_costs_more_than_a_hundredth_training_is_in_double(log10_condition, size, is_single):
     p = GaussianScore(3, log10_condition, size, seed=0)
-    score = resolved(p.score_fn, 3)
+    score = resolved(p.score_fn, 3, torch.float32)
     whitening, _ = find_whitening("laplace", score, generator())
     pulled = score_for_training(score, whitening, torch.Generator())
     assert pulled.score is (score if is_single else score.double)
@@ -162,20 +172,14 @@ def test_where_rounding_costs_more_than_a_hundredth_training_is_in_double(log10_
     torch.testing.assert_close(s, -u, rtol=1e-3, atol=0.05)
 
 
-def test_without_whitening_nothing_is_pulled_back():
-    score = resolved(lambda x: -x, 2)
-    whitening, pilot = find_whitening(None, score, generator())
-    assert isinstance(whitening.map, Identity)
-    assert whitening.modes.shape == (0, 2)
-    assert pilot is None
-    assert score_for_training(score, whitening, torch.Generator()) is score
-    by_differences = resolved(lambda X: -np.tanh(X), 2)  # in float64
-    assert score_for_training(by_differences, whitening, torch.Generator()) is by_differences.double
-
-
-def test_whitening_by_a_given_pair_pulls_the_score_back_by_it():
-    score = resolved(lambda x: -x, 2)
+def test_the_score_is_pulled_back_by_a_given_pair_and_without_whitening_by_nothing():
+    score = resolved(torch.neg, 2, torch.float32)
     whitening, _ = find_whitening(([1, 2], [[1.0, 0.0], [0.5, 2.0]]), score, generator())
-    assert [a.tolist() for a in whitening.map] == [[1, 2], [[1, 0], [0.5, 2]]]
     s, _ = score_for_training(score, whitening, torch.Generator()).with_pullback(torch.ones(1, 2))
     torch.testing.assert_close(s, torch.tensor([[-4.25, -9.0]]))  # -L^T (m + L u)
+    whitening, pilot = find_whitening(None, score, generator())
+    assert isinstance(whitening.map, Identity)
+    assert (whitening.modes.shape, pilot) == ((0, 2), None)
+    assert score_for_training(score, whitening, torch.Generator()) is score
+    by_differences = resolved(lambda X: -np.tanh(X), 2, torch.float32)  # in float64
+    assert score_for_training(by_differences, whitening, torch.Generator()) is by_differences.double

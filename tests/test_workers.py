@@ -3,14 +3,14 @@
 import os
 import signal
 import threading
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 from approximators import short
+from members import every
 from misbehaving import Misbehaving, raising
-from plain_targets import normal, normal_array, resolved
+from plain_targets import normal, normal_array, resolved, stan
 
 from skksivi import KSIVIApproximator
 from skksivi.targets import from_bridgestan, from_score_fn
@@ -29,25 +29,20 @@ def of_tensors(x):
     return -torch.tanh(x @ a.mT) @ a
 
 
-class StanNormal:
-    """What BridgeStan's models have."""
-
-    def param_unc_num(self):
-        return 3
-
-    def log_density_gradient(self, theta):
-        return -theta @ theta / 2, -theta
+def of_stan(theta):
+    return -theta @ theta / 2, -theta
 
 
-FUNCTIONS = {"arrays": of_arrays, "tensors": of_tensors, "stan": from_bridgestan(StanNormal()).score_fn}
+STAN = from_bridgestan(stan(3, of_stan))
+FUNCTIONS = {"arrays": of_arrays, "tensors": of_tensors, "stan": STAN.score_fn}
 
 
 def by_threads(score_fn, n_jobs=2, **options):
     return from_score_fn(score_fn, 3, n_jobs=n_jobs, backend="threading", **options)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("chunk_size", [4, 100])
+@every("name", list(FUNCTIONS))
+@every("chunk_size", [4, 100])
 def test_numbers_are_those_of_each_chunk_whatever_the_number_of_workers(name, chunk_size):
     x, score_fn = normal(10, 3), FUNCTIONS[name]
     at = x.numpy() if name == "arrays" else x
@@ -62,11 +57,8 @@ def test_products_of_workers_are_differences():
     x, v = normal(5, 3), normal(5, 3, seed=1)
     assert score.by_differences
     assert not alone.by_differences
+    assert score(x[:0]).shape == (0, 3)
     torch.testing.assert_close(score.product(x, v), alone.product(x, v), rtol=1e-7, atol=1e-7)
-
-
-def test_no_points_have_no_scores():
-    assert by_threads(of_arrays).score_fn(np.empty((0, 3))).shape == (0, 3)
 
 
 def test_a_chunk_that_takes_too_long_is_told():
@@ -78,20 +70,15 @@ def test_a_chunk_that_takes_too_long_is_told():
 
 
 FAULTS = {
-    "shape": (
-        lambda X: X[:, :2],
-        ValueError,
-        r"returned shape \(2, 2\) for the chunk of rows \d to \d of 6, .*input",
-    ),
+    "shape": (lambda X: X[:, :2], ValueError, r"shape \(2, 2\) for the chunk of rows \d to \d of 6, .*input"),
     "kind": (lambda X: X.tolist(), TypeError, "`score_fn` returned a list, expected a torch tensor or an array"),
     "error": (lambda X: 1 / 0, ZeroDivisionError, "division by zero\nRaised for the chunk of rows . to . of 6."),
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("n_jobs", [1, 2])
-def test_what_is_wrong_with_a_chunk_is_told_with_its_rows(fault, n_jobs):
-    score_fn, kind, message = FAULTS[fault]
+@every("n_jobs", [1, 2])
+@every("score_fn, kind, message", FAULTS)
+def test_what_is_wrong_with_a_chunk_is_told_with_its_rows(score_fn, kind, message, n_jobs):
     with pytest.raises(kind, match=message):
         by_threads(score_fn, n_jobs, chunk_size=2).score_fn(normal_array(6, 3))
 
@@ -103,11 +90,10 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_parameter_is_named(name):
-    value, message = BAD[name]
-    with pytest.raises((ValueError, TypeError), match=message):
-        from_score_fn(of_arrays, 3, **{"n_jobs": 2, name: value})
+def test_a_bad_parameter_is_named():
+    for name, (value, message) in BAD.items():
+        with pytest.raises((ValueError, TypeError), match=message):
+            from_score_fn(of_arrays, 3, **{"n_jobs": 2, name: value})
 
 
 def test_a_lost_worker_at_the_first_call_is_not_taken_for_a_fault_of_the_function():
@@ -142,24 +128,10 @@ def test_processes_give_the_numbers_of_this_one_and_tell_of_a_kill():
         from_score_fn(lambda X: lock and X, 3, **by_processes).score_fn(X)
 
 
-@contextmanager
-def dask_workers():
-    distributed = pytest.importorskip("distributed", reason="needs dask")
-    quiet = {"dashboard_address": "127.0.0.1:0", "silence_logs": "CRITICAL"}
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, **quiet) as workers, distributed.Client(workers):
-        yield
-
-
-def ray_workers():
-    ray = pytest.importorskip("ray", reason="needs ray")
-    pytest.importorskip("ray.util.joblib").register_ray()
-    return ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "workers"), [("dask", dask_workers), ("ray", ray_workers)])
-def test_a_cluster_gives_the_numbers_of_this_process(backend, workers):
-    X = normal_array(7, 3)
-    with workers():
-        there = from_score_fn(by_value(lambda X: -(X**3)), 3, n_jobs=2, backend=backend, chunk_size=2).score_fn(X)
+def test_a_cluster_gives_the_numbers_of_this_process():
+    distributed = pytest.importorskip("distributed", reason="needs dask")
+    X, quiet = normal_array(7, 3), {"dashboard_address": "127.0.0.1:0", "silence_logs": "CRITICAL"}
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, **quiet) as workers, distributed.Client(workers):
+        there = from_score_fn(by_value(lambda X: -(X**3)), 3, n_jobs=2, backend="dask", chunk_size=2).score_fn(X)
     np.testing.assert_array_equal(there, -(X**3))

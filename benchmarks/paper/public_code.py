@@ -47,8 +47,6 @@ class InMetric(Kernel):
     divided by its median over log(n + 1), through which no gradient flows, as the code divides Riesz's kernel.
     """
 
-    tilted = True
-
     def __init__(self, kernel, *, detached=False):
         self.kernel, self.detached = kernel, detached
 

@@ -1,9 +1,10 @@
-"""The crossing between numpy arrays and torch tensors, devices, data types and seeds."""
+"""The crossing between numpy arrays and torch tensors, devices, data types and seeds; numbers in words and tables."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import html
+from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 
 import numpy as np
@@ -156,3 +157,16 @@ def listed(x: ArrayLike) -> str:
     """Return a vector as a list that can be pasted, abridged if it is long."""
     values = [f"{float(value):.4g}" for value in as_array(x)]
     return f"[{', '.join(values if len(values) <= MOST_LISTED else [*values[:5], '...'])}]"
+
+
+def html_table(
+    rows: Iterable[Sequence[str]], *, head: Sequence[str] = (), above: str = "", below: str = "", align: str = "right"
+) -> str:
+    """Return a table with paragraphs around it, all of plain text; the first cell of a row names it."""
+    lines = ["".join(f"<th>{html.escape(text)}</th>" for text in head)] if head else []
+    for name, *cells in rows:
+        row = "".join(f'<td style="text-align: {align}">{html.escape(text)}</td>' for text in cells)
+        lines.append(f"<th>{html.escape(name)}</th>{row}")
+    table = "".join(f"<tr>{line}</tr>" for line in lines)
+    before, after = (f"<p>{html.escape(text)}</p>" if text else "" for text in (above, below))
+    return f"{before}<table>{table}</table>{after}"

@@ -10,7 +10,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 #: The fewest ratios of a tail that exceed the rest beyond rounding.
@@ -130,23 +129,6 @@ def tail_length(n: int) -> int:
 def most_trusted(n: int) -> float:
     """Return the largest k with which n ratios can be trusted."""
     return min(1 - 1 / math.log10(n), 0.7)
-
-
-def check_ranks(ranks: ArrayLike, n_draws: int) -> np.ndarray:
-    """Return ranks as integers (n, k), each from 0 to `n_draws`.
-
-    Raises
-    ------
-    ValueError
-        They are something else.
-    """
-    R = np.asarray(ranks)
-    R = R[:, None] if R.ndim == 1 else R
-    if R.ndim != 2 or not R.size or R.dtype.kind not in "iu":
-        raise ValueError(f"`ranks` must be integers of shape (n, k), got {R.dtype} of shape {R.shape}.")
-    if R.min() < 0 or R.max() > n_draws:
-        raise ValueError(f"`ranks` go from {R.min()} to {R.max()}, expected 0 to {n_draws}, the number of draws.")
-    return R
 
 
 def counts_below(ranks: np.ndarray, n_draws: int) -> np.ndarray:

@@ -34,16 +34,7 @@ from skksivi.amortized._contexts import (
 )
 from skksivi.amortized._family import Conditional
 from skksivi.amortized._stages import Outcome, Settings, Stages
-from skksivi.base import (
-    CallbackSupportMixin,
-    Constraints,
-    Integral,
-    Interval,
-    Real,
-    StrOptions,
-    counts,
-    with_callbacks,
-)
+from skksivi.base import Constraints, Integral, Interval, Real, StrOptions, counts
 from skksivi.diagnostics import Diagnosis, diagnose
 from skksivi.estimators import KSIVIApproximator, answers_at, as_fitted
 from skksivi.families import Layer, cheap_certificate
@@ -51,13 +42,13 @@ from skksivi.judge import THRESHOLDS
 from skksivi.parameters import Nested, Pilot, check_widths
 from skksivi.score import Stage, resolve_score
 from skksivi.targets import Target, from_score_fn
-from skksivi.training import Callbacks, logged, ordinary_mode
+from skksivi.training import Reporter, logged, ordinary_mode
 
 LOGGER = logging.getLogger("skksivi")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AmortizedKSIVI(CallbackSupportMixin, Nested):
+class AmortizedKSIVI(Nested):
     r"""Kernel semi-implicit variational inference for many data sets at once.
 
     A sampler q(x | y) is trained on the scores of p(x | y) for many contexts y, such as simulated data sets. For a
@@ -99,7 +90,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
         Type of the draws. Scores are evaluated and networks trained in float64.
     random_state : int, RandomState or None, default=None
     verbose : int, default=0
-        1 logs each stage to the logger "skksivi".
+        1 and 2 log each stage to the logger "skksivi", see `KSIVIApproximator`.
 
     Attributes
     ----------
@@ -180,7 +171,6 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
     random_state: RandomState = None
     verbose: int = 0
 
-    @with_callbacks
     def fit(
         self,
         score_fn: Any,  # noqa: ANN401
@@ -197,8 +187,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
             The gradient of log p(x | y) in x for rows of pairs: maps x (n, n_features) and y (n, c), tensors or
             arrays of float64, to (n, n_features). Contexts that are sets are passed as a list of length n. Products
             with its Jacobian are by automatic differentiation or, if that is wrong or impossible, by differences.
-            Or an object with such a `score_fn`, with `n_features` and, for contexts, with `simulate`, as
-            `skksivi.targets.paired_from_numpyro` and `skksivi.targets.paired_from_pymc` make one.
+            Or an object with such a `score_fn`, with `n_features` and, for contexts, with `simulate`.
         contexts : array-like of shape (m, c), callable or iterable, default=None
             The training contexts, which should cover the contexts of later use, for example data simulated from the
             prior. A function ``contexts(n, rng)`` of a number and a numpy RandomState returns n of them, or a pair
@@ -255,18 +244,13 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
                 int(self.max_score_calls),
                 seed,
             )
-            callbacks = Callbacks(self._init_callback_context(max_subtasks=40), estimator=self, X=None)
             stages = Stages(settings, score, y, x, generator)
-
-            def report(task_name: str, family: Conditional) -> bool:
-                learned = self._learned(stages, family, stages.outcome(), score, seed)
-                return callbacks.report(task_name, reconstruction_attributes=learned)
-
-            outcome = stages.run(report if getattr(self, "_skl_callbacks", None) else None)
-            self.__dict__.update(self._learned(stages, stages.family, outcome, score, seed))
+            reporter = Reporter(self.verbose or -1, score_fn)  # no price of scores, for networks take the time
+            with reporter.following(score.tally):
+                outcome = stages.run(reporter)
+            self.__dict__.update(self._learned(stages, outcome, score, seed))
             if self.verbose > 0:
                 LOGGER.info("%s", "; ".join(map(str, self.stages_)))
-            callbacks.end()
         self._warn(outcome)
         return self
 
@@ -281,10 +265,9 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
             )
         return int(self.n_components)
 
-    def _learned(
-        self, stages: Stages, family: Conditional, outcome: Outcome, score: PairedScore, seed: int
-    ) -> dict[str, object]:
+    def _learned(self, stages: Stages, outcome: Outcome, score: PairedScore, seed: int) -> dict[str, object]:
         """Return what a fit leaves on the estimator."""
+        family = stages.family
         with torch.no_grad():
             h = torch.cat([family.features(part) for part in parts(stages.y)])
         spread = h.T @ h / len(h) + 1e-3 * torch.eye(h.shape[1]).to(h)  # a feature may be constant
@@ -457,11 +440,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
         return self._target(self._one(context))
 
     def diagnose(
-        self,
-        contexts: ArrayLike,
-        *,
-        n_samples: int = 2000,
-        random_state: RandomState = None,
+        self, contexts: ArrayLike, *, n_samples: int = 2000, random_state: RandomState = None
     ) -> Diagnosis | list[Diagnosis]:
         """Report on the fit at one context, or at each of many, see `skksivi.diagnose`.
 
@@ -565,10 +544,7 @@ class AmortizedKSIVI(CallbackSupportMixin, Nested):
 
     def _at(self, y: Rows) -> KSIVIApproximator:
         est = KSIVIApproximator(
-            initial_scale=self.initial_scale,
-            device=self.device,
-            dtype=self.dtype,
-            random_state=self._seed,
+            initial_scale=self.initial_scale, device=self.device, dtype=self.dtype, random_state=self._seed
         )
         return as_fitted(est, self._layer(y, DTYPES[self.dtype]), "an amortised fit", self._seed)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,10 +28,7 @@ from skksivi.amortized._training import (
 from skksivi.families import Certificate, cheap_certificate
 from skksivi.parameters import Adam
 from skksivi.score import BudgetError
-from skksivi.training import Objective, Report, minimise
-
-#: Shows callbacks a family by the name of a stage; tells whether one of them wants the fit to end.
-ShowFamily = Callable[[str, Conditional], bool]
+from skksivi.training import Objective, Reporter, minimise
 
 LOGGER = logging.getLogger("skksivi")
 
@@ -91,12 +86,7 @@ class Stages:
         with torch.no_grad():
             n_context = features_of(summary, take(y, self.own[:2])).shape[1]
         self.family = Conditional(
-            score.n_features,
-            n_context,
-            settings.hidden,
-            settings.sigma,
-            summary,
-            generator,
+            score.n_features, n_context, settings.hidden, settings.sigma, summary, generator
         ).to(score.template.device)
         self.family.standardise(y)
         self.n_searched = self.n_lost = 0
@@ -106,13 +96,8 @@ class Stages:
     def left(self) -> int:
         return self.settings.max_score_calls - self.tally.total
 
-    def run(self, show: ShowFamily | None = None) -> Outcome:
+    def run(self, reporter: Reporter) -> Outcome:
         """Go through the stages.
-
-        Parameters
-        ----------
-        show : callable or None
-            Shows callbacks the family after each stage, and in the course of the last, which they may end.
 
         Raises
         ------
@@ -122,30 +107,20 @@ class Stages:
         self.tally.limit = self.settings.max_score_calls
         self.tally.begin("modes")
         self.divergence = self._places()
-        self._report(show, "modes")
         self.tally.begin("scores")
         if self.x is None:
             self._match_draws()
         else:
             self._match_parameters(self.x)
-        self._report(show, "scores")
-        self.tally.begin("training")
-        self.trained = self._train(show)
+        self.trained = self._train(reporter)
         self.tally.begin("certificate")
         certificates = self._certificates()
         self.family.requires_grad_(False)
         self.tally.limit = None
         self.tally.end()
-        return self.outcome(*certificates)
-
-    def outcome(self, *certificates: Certificate | None) -> Outcome:
         found = [c for c in certificates if c is not None]
         n_uncertified = len(certificates) - len(found)
         return Outcome(found, n_uncertified, self.divergence, self.trained, self.n_searched, self.n_lost)
-
-    def _report(self, show: ShowFamily | None, stage: str) -> None:
-        if show is not None:
-            show(stage, copy.deepcopy(self.family).requires_grad_(False))
 
     # Modes
 
@@ -288,7 +263,7 @@ class Stages:
 
     # Path gradient
 
-    def _train(self, show: ShowFamily | None) -> bool:
+    def _train(self, reporter: Reporter) -> bool:
         """Train along the path gradient; tell whether that was better than the start."""
         budget = int(self.left - 0.1 * self.settings.max_score_calls) - 2 * self.n_to_compare  # for the certificates
         n_draws = 128  # of each context in an iteration
@@ -299,6 +274,7 @@ class Stages:
         start = copy.deepcopy(self.family)
         walk = Walk(self.family, self.score, self.y, self.own, n_contexts, n_draws, self.generator)
         n_iter = min(1000, budget // (n_contexts * n_draws))
+        self.tally.begin("training", n_iter, "iterations")
         run = minimise(
             Objective(walk),
             self.family,
@@ -306,7 +282,7 @@ class Stages:
             self.generator,
             learning_rate=self.settings.learning_rate,
             max_iter=n_iter,
-            hooks=[] if show is None else [Report(n_iter, 0, partial(show, "iterations"))],
+            hooks=[reporter],
         )
         if run.ended_by is not None and not isinstance(run.ended_by, BudgetError | FloatingPointError):
             raise run.ended_by

@@ -8,21 +8,6 @@ from skksivi.baselines._reverse import AISIVI, UIVI
 from skksivi.baselines._semi_implicit import KPG, PVI, SIVI
 
 __all__ = [
-    "AISIVI",
-    "HSIVISM",
-    "KPG",
-    "MALA",
-    "MIED",
-    "PVI",
-    "SGLD",
-    "SIFG",
-    "SIVI",
-    "SIVISM",
-    "SVGD",
-    "UIVI",
-    "BatchAndMatch",
-    "FullRankVI",
-    "KSDDescent",
-    "Laplace",
-    "MeanFieldVI",
-]
+    "AISIVI", "HSIVISM", "KPG", "MALA", "MIED", "PVI", "SGLD", "SIFG", "SIVI", "SIVISM", "SVGD", "UIVI",
+    "BatchAndMatch", "FullRankVI", "KSDDescent", "Laplace", "MeanFieldVI",
+]  # fmt: skip

@@ -314,8 +314,6 @@ class SIFG(TrainedBaseline):
         **{name: CRITIC[name] for name in ("critic_learning_rate", "n_critic_steps")},
     }
 
-    _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
-
     n_particles: int = 500
     adaptive: bool = True
     critic_learning_rate: float = 2e-3

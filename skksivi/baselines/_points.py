@@ -176,7 +176,7 @@ def radial_kernel(kernel: str | Kernel, bandwidth: float | str | None, *, smooth
         It is of another form, or not `smooth` at x = y where it must be.
     """
     resolved = resolve_kernel(kernel, bandwidth)
-    if resolved.tilted or resolved.centred or not resolved.euclidean or (smooth and not resolved.smooth):
+    if resolved.centred or not resolved.euclidean or (smooth and not resolved.smooth):
         kinds = "Gaussian or IMQ" if smooth else "Gaussian, IMQ or Laplace"
         raise ValueError(f"`kernel` is {type(resolved).__name__}, but its derivatives are needed; use {kinds}.")
     return resolved

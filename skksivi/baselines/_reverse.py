@@ -112,8 +112,6 @@ class UIVI(SemiImplicitVI):
         "n_leapfrog_steps": [Interval(Integral, 1, None, closed="left")],
     }
 
-    _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
-
     n_inner_samples: int = 5
     n_burn_in: int = 5
     n_leapfrog_steps: int = 5
@@ -314,8 +312,6 @@ class AISIVI(SemiImplicitVI):
         "flow_learning_rate": [Interval(Real, 0, None, closed="neither")],
         "n_flow_steps": [Interval(Integral, 1, None, closed="left")],
     }
-
-    _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
 
     n_inner_samples: int = 32
     prior_share: float = 0.1

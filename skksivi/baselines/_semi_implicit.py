@@ -29,6 +29,8 @@ from skksivi.training import Fit, Objective, Run, Scheduled, learning_rate_facto
 class TrainedBaseline(Trained):
     """Base of the methods that train a family, with the parameters that all of them have."""
 
+    _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
+
     initial_scale: float = 1.0
     scale: str | Scale = "constant"
     whiten: Whiten = "laplace"
@@ -228,10 +230,8 @@ class SIVI(SemiImplicitVI):
     """
 
     _parameter_constraints: ClassVar[Constraints] = {
-        "n_auxiliary": [Interval(Integral, 0, None, closed="left"), callable],
+        "n_auxiliary": [Interval(Integral, 0, None, closed="left"), callable]
     }
-
-    _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
 
     n_auxiliary: int | Callable[[float], int] = 100
 
@@ -391,8 +391,6 @@ class PVI(SemiImplicitVI):
         "regularization": [Interval(Real, 0, None, closed="left")],
     }
 
-    _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
-
     n_particles: int = 100
     regularization: float = 1e-8
 
@@ -495,8 +493,6 @@ class KPG(SemiImplicitVI):
     """
 
     _parameter_constraints: ClassVar[Constraints] = {**RADIAL, "importance_sampling": ["boolean"]}
-
-    _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
 
     importance_sampling: bool = False
     kernel: str | Kernel = "gaussian"

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 
 from skksivi._utils.arrays import as_tensor
-from skksivi.targets import NamedPairs, NamedTarget, coordinate_names
+from skksivi.targets import NamedTarget, coordinate_names
 
 #: Held while a model evaluates that may use one buffer for all of its callers.
 ONE_AT_A_TIME = threading.RLock()
@@ -163,83 +163,6 @@ class BlackBoxTarget(ForeignTarget):
     @abstractmethod
     def _parameters(self, X: np.ndarray) -> dict[str, np.ndarray]:
         """Return the parameters of draws X (n, d)."""
-
-
-class ModelPairs(NamedPairs):
-    """The posteriors of a model of another library for all values of some of its data, the contexts.
-
-    A leaf gives `_simulate(n, rng)`, which returns parameters (n, n_features) and the data of each.
-
-    Attributes
-    ----------
-    example : dict of str to ndarray
-        A value of each of these data, whose shapes and types hold for all.
-    """
-
-    def __init__(
-        self, one: NamedTarget, example: Mapping[str, np.ndarray], observed: Mapping[str, str | None]
-    ) -> None:
-        super().__init__(one)
-        self.example = dict(example)
-        self._observed = dict(observed)  # the variable that each of them observes
-
-    def contexts(self, **data: ArrayLike) -> np.ndarray:
-        """Turn data into rows of contexts.
-
-        Parameters
-        ----------
-        **data : array-like of shape (...) or (m, ...)
-            Each by its name, once or m times.
-
-        Returns
-        -------
-        Y : ndarray of shape (c,) or (m, c)
-
-        Raises
-        ------
-        ValueError
-            One is missing, unknown or of another shape than its example.
-        """
-        if data.keys() != self.example.keys():
-            raise ValueError(f"`contexts` takes {', '.join(self.example)}; got {', '.join(data) or 'nothing'}.")
-        rows = []
-        for name, own in self.example.items():
-            value = np.asarray(data[name], dtype=np.float64)
-            lead = value.shape[: value.ndim - own.ndim]
-            if len(lead) > 1 or value.shape != (*lead, *own.shape):
-                raise ValueError(f"`{name}` has shape {value.shape}, expected {own.shape} or (m, *{own.shape}).")
-            rows.append(value.reshape(*lead, own.size))
-        return np.concatenate(rows, -1)
-
-    def simulate(self, n: int, rng: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-        """Draw n parameters from the prior, and the contexts that they make.
-
-        Parameters
-        ----------
-        n : int
-        rng : RandomState
-
-        Returns
-        -------
-        X : ndarray of shape (n, n_features)
-        Y : ndarray of shape (n, c)
-
-        Raises
-        ------
-        ValueError
-            Some of the data are no observation, so that the model cannot make them.
-        """
-        if lost := [name for name, variable in self._observed.items() if variable is None]:
-            raise ValueError(
-                f"`data` has {', '.join(lost)}, which no single variable of the model observes, so that it cannot be "
-                "simulated; give `contexts` to `fit`."
-            )
-        X, data = self._simulate(n, rng)
-        return X, self.contexts(**data)
-
-    @abstractmethod
-    def _simulate(self, n: int, rng: np.random.RandomState) -> tuple[np.ndarray, Mapping[str, ArrayLike]]:
-        """Return n parameters (n, n_features) and the data that each makes."""
 
 
 def by_row(function: Callable[[np.ndarray], Sequence[ArrayLike]], X: np.ndarray) -> list[np.ndarray]:

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial, wraps
+from functools import partial
 from inspect import signature
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skksivi._utils.arrays import as_array
-from skksivi._utils.checks import check_integer, warn_caller
-from skksivi.bridges._foreign import (
-    ForeignTarget,
-    ModelPairs,
-    ModelTarget,
-    as_tensor_like,
-    import_library,
-    on_one_period,
-)
+from skksivi._utils.checks import check_integer
+from skksivi.bridges._foreign import ForeignTarget, ModelTarget, as_tensor_like, import_library, on_one_period
 from skksivi.targets import NamedTarget, coordinate_names
 
 if TYPE_CHECKING:
@@ -344,58 +336,6 @@ def _as_angle(site: Mapping[str, Any]) -> object:
     return import_library("numpyro.infer.reparam", "numpyro").CircularReparam() if is_angle else None
 
 
-class NumpyroPairs(ModelPairs):
-    """The posteriors of a NumPyro model for all values of some of its arguments, see `paired_from_numpyro`."""
-
-    def __init__(
-        self, model: Callable[..., object], example: Mapping[str, ArrayLike], fixed: Mapping[str, Any]
-    ) -> None:
-        jax = import_library("jax", "numpyro")
-        own = {name: np.asarray(value) for name, value in example.items()}
-        self._model, self._fixed = model, dict(fixed)
-        given = {**self._fixed, **{name: jax.numpy.asarray(value) for name, value in own.items()}}
-        info = _initialized(model, model_kwargs=given, dynamic_args=True)
-        self._potential, self._latent = info.potential_fn, list(info.param_info.z)
-        density, constrain = partial(_negative, info.potential_fn(**given)), info.postprocess_fn(**given)
-        one = JaxTarget(density, info.param_info.z, constrain, _spaces(info.model_trace))
-        super().__init__(one, own, {name: _site_of(given[name], info.model_trace) for name in own})
-        plain = {name: value.astype(float) for name, value in own.items()}
-        self._joint = JaxTarget(self._log_joint, (info.param_info.z, plain))
-
-    def score_fn(self, x: Tensor, y: Tensor) -> Tensor:
-        """Evaluate the gradient of log p(x | y) in x at rows x (n, d) of contexts y (n, c), with a graph."""
-        return self._joint.score_fn(torch.cat([x, y.to(x)], 1))[:, : x.shape[1]].to(x)
-
-    def _simulate(self, n: int, rng: np.random.RandomState) -> tuple[np.ndarray, Mapping[str, ArrayLike]]:
-        jax = import_library("jax", "numpyro")
-        keys = jax.random.split(jax.random.key(rng.randint(2**31)), n)
-        z, data = jax.jit(jax.vmap(self._simulate_one))(keys)
-        rows = [np.asarray(part, dtype=np.float64).reshape(n, -1) for part in jax.tree.leaves(z)]
-        return np.concatenate(rows, 1), data
-
-    def _simulate_one(self, key: Array) -> tuple[dict[str, Array], dict[str, Array]]:
-        handlers = import_library("numpyro.handlers", "numpyro")
-        util = import_library("numpyro.infer.util", "numpyro")
-        given = {**self._fixed, **self.example}
-        model = handlers.uncondition(self._model)
-        trace = handlers.trace(handlers.seed(model, key)).get_trace(**given)
-        latent = {name: trace[name]["value"] for name in self._latent}
-        z = util.unconstrain_fn(handlers.seed(self._model, key), (), given, latent)
-        return z, {name: trace[site]["value"] for name, site in self._observed.items()}
-
-    def _log_joint(self, point: tuple[Any, Mapping[str, Array]]) -> Array:
-        z, data = point
-        kinds = {name: _canonical(own.dtype) for name, own in self.example.items()}
-        typed = {name: data[name].astype(kind) for name, kind in kinds.items()}
-        return -self._potential(**self._fixed, **typed)(z)
-
-
-def _site_of(value: Array, trace: Mapping[str, Any]) -> str | None:
-    """Return the observed site of a trace that holds a value, if there is one alone."""
-    sites = [name for name, site in trace.items() if site.get("is_observed") and site["value"] is value]
-    return sites[0] if len(sites) == 1 else None
-
-
 def _spaces(trace: Mapping[str, Any]) -> dict[str, str]:
     """Return what the coordinates of each latent site are of it, see `coordinate_names`."""
     transforms = import_library("numpyro.distributions", "numpyro").transforms
@@ -436,209 +376,6 @@ def _check_plates(trace: Mapping[str, Any]) -> None:
     for name, site in trace.items():
         if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
             raise ValueError(f"`model` subsamples plate {name!r}; give it all of the data, without `subsample_size`.")
-
-
-def paired_from_numpyro(
-    model: Callable[..., object],
-    /,
-    data: Mapping[str, ArrayLike],
-    **fixed: Any,  # noqa: ANN401
-) -> NumpyroPairs:
-    """Make the posteriors of a NumPyro model for many data sets, as `skksivi.AmortizedKSIVI` takes them.
-
-    Parameters
-    ----------
-    model : callable
-        With continuous latent sites only, and with all of its data, see `from_numpyro`.
-    data : dict of str to array-like
-        The arguments of the model that change from one data set to the next, and a value of each. Shapes and types
-        are the same for all data sets. Where each is the `obs` of one site, the model simulates them.
-    **fixed
-        Its other arguments.
-
-    Returns
-    -------
-    target : NumpyroPairs
-        For ``AmortizedKSIVI().fit(target)``; ``contexts(**data)`` makes rows of data sets, ``simulate(n, rng)`` draws
-        parameters and data, and ``constrain`` turns draws into the parameters of the model.
-
-    Raises
-    ------
-    ImportError
-        NumPyro is not installed.
-    TypeError
-        `data` is no dict of arrays, or the model does not take these arguments.
-    ValueError, RuntimeError
-        The model has discrete latent sites, subsamples its data, or NumPyro finds no valid parameters.
-
-    See Also
-    --------
-    from_numpyro : The posterior of one data set.
-    skksivi.AmortizedKSIVI : One fit for many data sets.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import numpyro
-    >>> import numpyro.distributions as dist
-    >>> from skksivi import AmortizedKSIVI
-    >>> from skksivi.targets import paired_from_numpyro
-    >>> def model(y=None):
-    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
-    ...     numpyro.sample("y", dist.Normal(mean, 1.0).expand([3]), obs=y)
-    >>> target = paired_from_numpyro(model, {"y": np.zeros(3)})
-    >>> q = AmortizedKSIVI(n_contexts=200, max_score_calls=1000, random_state=0).fit(target)
-    >>> draws = q.sample(2000, target.contexts(y=[1.0, 2.0, 1.0]))  # the posterior is N(1, 1 / 4)
-    >>> round(float(draws.mean()), 1), round(float(draws.std()), 1)
-    (1.0, 0.5)
-    """
-    if not isinstance(data, Mapping) or not data:
-        raise TypeError(f"`data` must be a dict of names of arguments to arrays, got {data!r}.")
-    return NumpyroPairs(model, data, fixed)
-
-
-def non_centered(model: Callable[P, T]) -> Callable[P, T]:
-    r"""Put the latent sites of a NumPyro model into their non-centred form.
-
-    A site of a location-scale family on the whole line, such as :math:`\theta \sim N(\mu, \tau^2)`, is drawn as
-    ``theta_decentered`` of location zero and scale one, and :math:`\theta = \mu + \tau \tilde\theta` is a
-    deterministic site; so is a multivariate normal one, :math:`\theta = \mu + L \tilde\theta`. Other sites stay as
-    they are, with a warning of those on the whole line that depend on others. The posterior of the parameters is the
-    same. In a hierarchy whose groups have few data the new coordinates are nearly Gaussian and the old ones a funnel.
-    With many data in each group, keep the centred form.
-
-    Parameters
-    ----------
-    model : callable
-        A NumPyro model.
-
-    Returns
-    -------
-    model : callable
-        With the same arguments, for `from_numpyro`. What `constrain` returns has the old names, too.
-
-    Raises
-    ------
-    ImportError
-        NumPyro is not installed.
-    TypeError
-        `model` is not callable.
-    ValueError
-        When the model is run: it draws such a site within a scan.
-
-    See Also
-    --------
-    from_numpyro : A target of a NumPyro model.
-
-    References
-    ----------
-    Papaspiliopoulos, O., Roberts, G. and Sköld, M. (2007). A general framework for the parametrization of
-    hierarchical models. Statistical Science 22(1).
-
-    Gorinova, M., Moore, D. and Hoffman, M. (2020). Automatic reparameterisation of probabilistic programs.
-    https://arxiv.org/abs/1906.03028
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> import numpyro
-    >>> import numpyro.distributions as dist
-    >>> from skksivi.targets import from_numpyro, non_centered
-    >>> def model(y):
-    ...     scale = numpyro.sample("scale", dist.HalfNormal(5.0))
-    ...     with numpyro.plate("groups", 2):
-    ...         effect = numpyro.sample("effect", dist.Normal(0.0, scale))
-    ...         numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
-    >>> target = from_numpyro(non_centered(model), y=jnp.array([1.0, -2.0]))
-    >>> target.names
-    ('effect_decentered[0]', 'effect_decentered[1]', 'log(scale)')
-    >>> target.constrain([[1.0, 2.0, 0.0]])["effect"].tolist()
-    [[1.0, 2.0]]
-    """
-    if not callable(model):
-        raise TypeError(f"`model` must be a NumPyro model, a callable, got a {type(model).__name__}.")
-    reparam = import_library("numpyro.infer.reparam", "numpyro").LocScaleReparam
-    handlers = import_library("numpyro.handlers", "numpyro")
-    distributions = import_library("numpyro.distributions", "numpyro")
-    real, left = distributions.constraints.real, dict[str, str]()
-
-    def strategy(site: Mapping[str, Any]) -> object:
-        if site["is_observed"] or site["name"].endswith("_decentered"):
-            return None
-        family, support = _family(site["fn"])
-        arguments = set(getattr(family, "arg_constraints", ()))
-        is_normal = isinstance(family, distributions.MultivariateNormal)
-        if not is_normal and not (support is real and {"loc", "scale"} <= arguments):
-            if support is real or _is_of_scale(family):
-                left[site["name"]] = type(family).__name__
-            return None
-        if site["value"] is not None:
-            raise ValueError(
-                f"`model` draws {site['name']!r} within a scan, where `non_centered` cannot reach it; draw standard "
-                "normal steps before the scan, and let it add their multiples."
-            )
-        if is_normal:
-            return partial(_whitened, family=family)
-        return reparam(0, shape_params=sorted(arguments - {"loc", "scale"}))
-
-    return _told_of_centred(handlers.reparam(model, config=strategy), left)
-
-
-def _family(site: Any) -> tuple[Any, object]:  # noqa: ANN401
-    """Return the family of a site before it was expanded, or of more dimensions, and the support of each entry."""
-    distributions = import_library("numpyro.distributions", "numpyro")
-    wrappers = (distributions.ExpandedDistribution, distributions.Independent, distributions.MaskedDistribution)
-    support, family = getattr(site, "support", None), site
-    while isinstance(family, wrappers):
-        family = family.base_dist
-    return family, getattr(support, "base_constraint", support)
-
-
-def _is_of_scale(family: Any) -> bool:  # noqa: ANN401
-    """Tell whether a family is made of one with a location and a scale, by a transform or truncated."""
-    while hasattr(family, "base_dist"):
-        family = family.base_dist
-    return {"loc", "scale"} <= set(getattr(family, "arg_constraints", ()))
-
-
-def _told_of_centred(model: Callable[P, T], left: Mapping[str, str]) -> Callable[P, T]:
-    """Return a model that warns, when it is first run, of sites that are left centred, which are known by then."""
-    handlers, is_told = import_library("numpyro.handlers", "numpyro"), list[bool]()
-
-    @wraps(model)
-    def told(*args: P.args, **kwargs: P.kwargs) -> T:
-        returned = model(*args, **kwargs)
-        if left and not is_told:
-            is_told.append(True)
-            with handlers.block():
-                _warn_of_centred(model, left, *args, **kwargs)
-        return returned
-
-    return told
-
-
-def _warn_of_centred(model: Callable[P, object], left: Mapping[str, str], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Warn of those sites of a model, with their families, that depend on others."""
-    get_dependencies = import_library("numpyro.infer.inspect", "numpyro").get_dependencies
-    try:
-        sources = get_dependencies(model, args, kwargs)["prior_dependencies"]
-    except Exception:  # of the analysis: the model has just run
-        return
-    names = [f"{name!r} ({family})" for name, family in left.items() if len(sources.get(name, ())) > 1]
-    if names:
-        warn_caller(
-            f"`non_centered` leaves {', '.join(names)} in the centred form, though other sites set the location or "
-            "scale: it moves sites of location-scale families on the whole line and multivariate normal ones alone. "
-            "Draw standardised variables in their place, and let the model shift and scale them."
-        )
-
-
-def _whitened(name: str, site: Any, _: None, *, family: Any) -> tuple[None, Array]:  # noqa: ANN401
-    """Draw a multivariate normal site, of a family before it was expanded, by standard normal numbers."""
-    numpyro = import_library("numpyro", "numpyro")
-    normal = numpyro.distributions.Normal(0.0, 1.0).expand(site.shape()).to_event(site.event_dim)
-    z = numpyro.sample(f"{name}_decentered", normal)
-    return None, family.loc + (family.scale_tril @ z[..., None])[..., 0]
 
 
 def _canonical(dtype: object) -> np.dtype:

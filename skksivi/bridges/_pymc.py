@@ -9,20 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
-from skksivi.bridges._foreign import (
-    ONE_AT_A_TIME,
-    BlackBoxTarget,
-    ModelPairs,
-    ModelTarget,
-    by_row,
-    import_library,
-    on_one_period,
-)
+from skksivi.bridges._foreign import ONE_AT_A_TIME, BlackBoxTarget, ModelTarget, by_row, import_library, on_one_period
 from skksivi.targets import NamedTarget, coordinate_names
 
 if TYPE_CHECKING:
@@ -43,19 +33,15 @@ class CompiledModel(NamedTuple):
 
 
 class PymcTarget(ModelTarget, BlackBoxTarget):
-    """A target of a PyMC model, in the space of its value variables.
-
-    With the names of data containers each row of points holds the values of these too, behind its coordinates.
-    """
+    """A target of a PyMC model, in the space of its value variables."""
 
     _compiled: CompiledModel
 
-    def __init__(self, model: Model, data: Sequence[str] = ()) -> None:
+    def __init__(self, model: Model) -> None:
         start = model.initial_point()
         self._shapes = {v.name: start[v.name].shape for v in model.continuous_value_vars}
         super().__init__(coordinate_names(self._shapes))
         self._model = model
-        self._data = {name: model[name].get_value().shape for name in data}
         self._parameter_names = [variable.name for variable in model.unobserved_RVs]
         self.coords = {name: labels for name, labels in model.coords.items() if labels is not None}
         self.dims = dict(model.named_vars_to_dims)
@@ -100,26 +86,19 @@ class PymcTarget(ModelTarget, BlackBoxTarget):
     def _compile(self) -> CompiledModel:
         model = self._model
         shapes = {v: self._shapes[v.name] for v in model.continuous_value_vars}
-        data = {model[name]: shape for name, shape in self._data.items()}
         parameters = model.replace_rvs_by_values(model.unobserved_RVs)  # the deterministic ones too
         # Tests of parameters become a density of zero now, row by row; a vectorised test would fail for all rows.
         rewrite = import_library("pytensor.graph.rewriting.utils", "pymc").rewrite_graph
         log_p = rewrite(model.logp(), include=("canonicalize", "local_check_parameter_to_ninf_switch"))
-        return CompiledModel(_of_rows([log_p], shapes, data, gradient=True), _of_rows(parameters, shapes))
+        return CompiledModel(_of_rows([log_p], shapes, gradient=True), _of_rows(parameters, shapes))
 
-    def simulate(self, n: int, names: Sequence[str], seed: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Draw n points (n, d) from the prior, and the variables of these names that belong to them (n, ...)."""
+    def _from_prior(self, n: int, seed: int) -> np.ndarray:
         model, points = self._model, []
         for variable in map(model.values_to_rvs.get, model.continuous_value_vars):
             transform = model.rvs_to_transforms[variable]
             points.append(variable if transform is None else transform.forward(variable, *variable.owner.inputs))
-        wanted = [*points, *map(model.__getitem__, names)]
-        drawn = import_library("pymc", "pymc").draw(wanted, draws=n, random_seed=seed)
-        k = len(points)
-        return np.concatenate([np.reshape(part, (n, -1)) for part in drawn[:k]], 1), list(drawn[k:])
-
-    def _from_prior(self, n: int, seed: int) -> np.ndarray:
-        return self.simulate(n, (), seed)[0]
+        drawn = import_library("pymc", "pymc").draw(points, draws=n, random_seed=seed)
+        return np.concatenate([np.reshape(part, (n, -1)) for part in drawn], 1)
 
     def __getstate__(self) -> dict[str, object]:
         # PyMC's models need cloudpickle, which comes with it, and not as joblib calls it.
@@ -129,26 +108,22 @@ class PymcTarget(ModelTarget, BlackBoxTarget):
         super().__setstate__({**state, "_model": pickle.loads(state["_model"])})  # noqa: S301
 
 
-def _of_rows(
-    outputs: Sequence[TensorVariable], shapes: Shapes, data: Shapes | None = None, *, gradient: bool = False
-) -> Function:
+def _of_rows(outputs: Sequence[TensorVariable], shapes: Shapes, *, gradient: bool = False) -> Function:
     """Return a function of points (n, d) that evaluates `outputs` at each, and the gradient of the first.
 
-    The variables in `shapes` are what a point consists of; those in `data`, behind them, have no gradient.
+    The variables in `shapes` are what a point consists of.
     """
     pt = import_library("pytensor.tensor", "pymc")
     graph = import_library("pytensor.graph.replace", "pymc")
     has_loops = _has_loops(outputs)
     x = (pt.vector if has_loops else pt.matrix)("x", dtype="float64")
-    d = sum(map(math.prod, shapes.values()))
-    point = x[..., :d]
-    parts = {**_split(point, shapes), **_split(x[..., d:], data or {})}
+    parts = _split(x, shapes)
     if has_loops:  # whose graph is cloned, the parts of x too
-        return partial(by_row, _function(x, graph.clone_replace(list(outputs), parts), x if gradient else None, d))
+        return partial(by_row, _function(x, graph.clone_replace(list(outputs), parts), gradient=gradient))
     new = graph.vectorize_graph(list(outputs), parts)
     varies = [b.ndim > a.ndim for a, b in zip(outputs, new, strict=True)]
     new = [b if v else pt.broadcast_to(b, (x.shape[0], *b.shape)) for b, v in zip(new, varies, strict=True)]
-    return _function(x, new, point if gradient else None, d)
+    return _function(x, new, gradient=gradient)
 
 
 def _has_loops(outputs: Sequence[TensorVariable]) -> bool:
@@ -169,44 +144,11 @@ def _split(x: TensorVariable, shapes: Shapes) -> dict[TensorVariable, TensorVari
     return parts
 
 
-def _function(x: TensorVariable, outputs: Sequence[TensorVariable], of: TensorVariable | None, d: int) -> Function:
-    """Compile a function of x that returns `outputs` and, if `of` is given, the gradient of the first in d of it."""
+def _function(x: TensorVariable, outputs: Sequence[TensorVariable], *, gradient: bool) -> Function:
+    """Compile a function of x that returns `outputs` and, if asked for, the gradient of the first."""
     pymc, pytensor = import_library("pymc", "pymc"), import_library("pytensor", "pymc")
-    gradients = (
-        [] if of is None else [pytensor.grad(outputs[0].sum(), of)[..., :d]]
-    )  # a row's value depends on that row alone
+    gradients = [pytensor.grad(outputs[0].sum(), x)] if gradient else []  # a row's value depends on that row alone
     return pymc.compile([x], [*outputs, *gradients])
-
-
-class PymcPairs(ModelPairs):
-    """The posteriors of a PyMC model for all values of some of its data containers, see `paired_from_pymc`."""
-
-    _one: PymcTarget
-
-    def __init__(self, model: Model, data: Sequence[str]) -> None:
-        example = {name: model[name].get_value() for name in data}
-        super().__init__(PymcTarget(model, data), example, {name: _observer(model, model[name]) for name in data})
-
-    def score_fn(self, x: Tensor, y: Tensor) -> Tensor:
-        """Evaluate the gradient of log p(x | y) in x at rows x (n, d) of contexts y (n, c), without a graph."""
-        return self._one.score_fn(torch.cat([x, y.to(x)], 1))
-
-    def _simulate(self, n: int, rng: np.random.RandomState) -> tuple[np.ndarray, Mapping[str, ArrayLike]]:
-        X, drawn = self._one.simulate(n, [str(name) for name in self._observed.values()], rng.randint(2**31))
-        rows = {name: (n, *own.shape) for name, own in self.example.items()}
-        return X, {name: part.reshape(shape) for (name, shape), part in zip(rows.items(), drawn, strict=True)}
-
-
-def _observer(model: Model, container: TensorVariable) -> str | None:
-    """Return the name of the variable that observes a data container as it is, if there is one alone."""
-    cast = import_library("pytensor.scalar.basic", "pymc").Cast
-    names = []
-    for variable in model.observed_RVs:
-        value = model.rvs_to_values[variable]
-        is_cast = value.owner is not None and isinstance(getattr(value.owner.op, "scalar_op", None), cast)
-        if (value.owner.inputs[0] if is_cast else value) is container:
-            names.append(variable.name)
-    return names[0] if len(names) == 1 else None
 
 
 def from_pymc(model: Model) -> NamedTarget:
@@ -283,67 +225,3 @@ def _check_model(model: object) -> None:
             "`model` draws its data by pymc.Minibatch; give it all of the data, without `total_size`. If these are "
             "too many, write the log-likelihood of rows in torch, for skksivi.targets.Minibatches."
         )
-
-
-def paired_from_pymc(model: Model, data: Sequence[str]) -> PymcPairs:
-    """Make the posteriors of a PyMC model for many data sets, as `skksivi.AmortizedKSIVI` takes them.
-
-    The log-density and its gradient are compiled once, with the data as inputs, see `from_pymc`. Products with the
-    Jacobian are by differences of scores.
-
-    Parameters
-    ----------
-    model : pymc.Model
-        With continuous free variables only.
-    data : sequence of str
-        The names of the ``pm.Data`` containers whose values change from one data set to the next. Their shapes are
-        the same for all data sets. Where each is the ``observed`` of one variable, the model simulates them. Other
-        containers keep their values.
-
-    Returns
-    -------
-    target : PymcPairs
-        For ``AmortizedKSIVI().fit(target)``; ``contexts(**data)`` makes rows of data sets, ``simulate(n, rng)`` draws
-        parameters and data, and ``constrain`` turns draws into the parameters of the model. Deterministic variables
-        that depend on the data have the values of those in the containers.
-
-    Raises
-    ------
-    ImportError
-        PyMC is not installed.
-    TypeError
-        `model` is not a PyMC model, or `data` no list of names.
-    ValueError
-        It has discrete free variables, or none, or a name is not of one of its containers.
-
-    See Also
-    --------
-    from_pymc : The posterior of one data set.
-    skksivi.AmortizedKSIVI : One fit for many data sets.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import pymc as pm
-    >>> from skksivi import AmortizedKSIVI
-    >>> from skksivi.targets import paired_from_pymc
-    >>> with pm.Model() as model:
-    ...     y = pm.Data("y", np.zeros(3))
-    ...     mean = pm.Normal("mean", 0.0, 1.0)
-    ...     rows = pm.Normal("rows", mean, 1.0, observed=y)
-    >>> target = paired_from_pymc(model, ["y"])
-    >>> q = AmortizedKSIVI(n_contexts=200, max_score_calls=1000, random_state=0).fit(target)
-    >>> draws = q.sample(2000, target.contexts(y=[1.0, 2.0, 1.0]))  # the posterior is N(1, 1 / 4)
-    >>> round(float(draws.mean()), 1), round(float(draws.std()), 1)
-    (1.0, 0.5)
-    """
-    _check_model(model)
-    if isinstance(data, str) or not isinstance(data, Sequence) or not data:
-        raise TypeError(f"`data` must be a list of names of pm.Data containers, got {data!r}.")
-    containers = [variable.name for variable in model.data_vars if hasattr(variable, "set_value")]
-    if unknown := [name for name in data if name not in containers]:
-        raise ValueError(
-            f"`data` has {', '.join(map(repr, unknown))}, expected names of the pm.Data containers of the model: "
-            f"{', '.join(containers) or 'it has none'}."
-        )
-    return PymcPairs(model, data)

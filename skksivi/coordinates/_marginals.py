@@ -30,7 +30,7 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array, as_tensor
 from skksivi.coordinates._affine import Affine, standard_normal
-from skksivi.coordinates._curved import Curved
+from skksivi.coordinates._whitening import Curved
 from skksivi.score._score import DifferentiableScore, Score
 
 #: How far a direction may be from an eigenvector, and the least change of its curvature that matters.

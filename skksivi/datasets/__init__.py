@@ -5,22 +5,16 @@ from skksivi.datasets._uci import (
     fetch_concrete,
     fetch_power,
     fetch_protein,
+    fetch_waveform,
     fetch_wine_red,
     fetch_yacht,
+    load_waveform,
+    load_waveform_posterior,
+    make_waveform,
     uci_splits,
 )
-from skksivi.datasets._waveform import fetch_waveform, load_waveform, load_waveform_posterior, make_waveform
 
 __all__ = [
-    "fetch_boston",
-    "fetch_concrete",
-    "fetch_power",
-    "fetch_protein",
-    "fetch_waveform",
-    "fetch_wine_red",
-    "fetch_yacht",
-    "load_waveform",
-    "load_waveform_posterior",
-    "make_waveform",
-    "uci_splits",
-]
+    "fetch_boston", "fetch_concrete", "fetch_power", "fetch_protein", "fetch_waveform", "fetch_wine_red",
+    "fetch_yacht", "load_waveform", "load_waveform_posterior", "make_waveform", "uci_splits",
+]  # fmt: skip

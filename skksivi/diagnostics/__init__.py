@@ -1,6 +1,5 @@
 """One report on a fit, from its draws and the score of its target."""
 
-from skksivi.diagnostics._diagnose import diagnose
-from skksivi.diagnostics._report import Check, Diagnosis
+from skksivi.diagnostics._report import Check, Diagnosis, diagnose
 
 __all__ = ["Check", "Diagnosis", "diagnose"]

@@ -15,8 +15,7 @@ from torch import Tensor
 from skksivi._utils.arrays import as_array
 from skksivi._utils.monte_carlo import most_trusted
 from skksivi.coordinates._affine import Affine
-from skksivi.diagnostics._geometry import N_SE, RUN_AWAY, Geometry, View, judged, middle
-from skksivi.diagnostics._report import STEIN_VARIANCES, Check
+from skksivi.diagnostics._geometry import N_SE, RUN_AWAY, STEIN_VARIANCES, Check, Geometry, View, judged, middle
 from skksivi.estimators._judge import of_weights
 from skksivi.families._derived import knows_density, unweighted
 from skksivi.families._samplers import Chains
@@ -26,8 +25,13 @@ from skksivi.metrics import ksd_test
 from skksivi.pilot._log_density import Cells
 from skksivi.pilot._mixture import gaussian_of
 from skksivi.pilot._pilot import MAX_FEATURES
-from skksivi.stein._directions import N_SCORES, first_difference, stein_violations, suspect_directions
-from skksivi.stein._discrepancy import FixedKernelKSD
+from skksivi.stein._discrepancy import (
+    N_SCORES,
+    FixedKernelKSD,
+    first_difference,
+    stein_violations,
+    suspect_directions,
+)
 
 #: The p-value, of the discrepancy or over all directions, below which it is significant.
 MAX_PVALUE = 0.01
@@ -48,8 +52,8 @@ def check_ksd(view: View) -> Check:
     allowed = d * THRESHOLDS.mean**2 * (1 / math.sqrt(3))
     text = f"{test.statistic:.2g}, up to {allowed:.2g} allowed; a test of 0 has p = {test.pvalue:.2g}"
     far = test.pvalue < MAX_PVALUE and test.statistic > allowed
-    todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
-    return judged("KSD", test.statistic, text, f"The draws do not come from the target: {todo}." if far else None)
+    remedy = f"The draws do not come from the target: {view.correction()}."
+    return judged("KSD", test.statistic, text, remedy if far else None)
 
 
 def importance_sample_of(view: View) -> ImportanceSample:
@@ -403,8 +407,7 @@ def _tails(view: View, cells: Cells, beyond: LargestDifference, what: str, most:
     d = view.x.shape[1]
     where = _in_words(view, cells, k) if k <= 2 * d else f"{_in_words(view, cells, k - 2 * d)}, below"
     text = f"{share:.1%} {what} beyond {1 - THRESHOLDS.tail:.1%} of the draws {where}, p = {pvalue:.2g}"
-    todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
-    remedy = f"The target has tails that the fit lacks, {where}: {todo}."
+    remedy = f"The target has tails that the fit lacks, {where}: {view.correction()}."
     return judged("tails", share, text, remedy if share > most and pvalue < MAX_PVALUE else None)
 
 
@@ -413,8 +416,7 @@ def _shape(view: View, cells: Cells, apart: LargestDifference) -> Check:
     distance, pvalue, k = apart
     where = _in_words(view, cells, k)
     text = f"chains end up to {distance:.2f} apart {where}, p = {pvalue:.2g}"
-    todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
-    remedy = f"Chains that start at the draws leave their distribution {where}: {todo}."
+    remedy = f"Chains that start at the draws leave their distribution {where}: {view.correction()}."
     # a shift by 0.38 standard deviations has this distance
     return judged("shape", distance, text, remedy if distance > 0.15 and pvalue < MAX_PVALUE else None)
 
@@ -429,7 +431,7 @@ def _along_direction(view: View, x: Tensor) -> Check | None:
     found = first_difference(map_.pull_back(view.score), u[:N_SCORES], lambda: (u, x))
     if found is None:
         return None
-    words, todo = found.words(view.score.label), view.correction("whiten", "mixing", "max_iter", "n_warmup")
+    words, todo = found.words(view.score.label), view.correction()
     return judged(
         "shape",
         float(found.step.range),

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from skksivi._utils.arrays import MOST_LISTED, as_array, listed
 from skksivi.coordinates._affine import Affine, standard_normal
-from skksivi.diagnostics._report import Check, outlier_limit
 from skksivi.families._derived import unweighted
 from skksivi.families._samplers import Gaussian, Sampler
 from skksivi.inference._modes import Modes, mode_chains, weigh_cells
@@ -24,6 +23,9 @@ from skksivi.pilot._modes import MAX_IN_STARTS, all_modes, find_modes
 from skksivi.pilot._symmetries import around
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.stein._discrepancy import stein_variances
+
+#: Bounds of Stein variances.
+STEIN_VARIANCES = (0.8, 1.25)
 
 #: Number of standard errors within which a difference is noise.
 N_SE = 4.0
@@ -41,6 +43,38 @@ TEXTS = {
     "effort": "raise the `effort` of whiten=Pilot(...) from {!r}",
     "budget": "raise the `budget` of whiten=Pilot(...) beyond {}",
 }
+
+
+def outlier_limit(norms: np.ndarray) -> float:
+    """Return the length of a whitened score beyond which a draw is an outlier, given lengths from chains (m,)."""
+    return float(np.quantile(norms, 0.999))
+
+
+class Check(NamedTuple):
+    """One line of a diagnosis.
+
+    Attributes
+    ----------
+    name : str
+    value : float
+        The checked number, NaN if there is none.
+    text : str
+        The value in words, and its limit.
+    verdict : str
+        "ok", "warn", or "not available: " and why.
+    remedy : str
+        What to do, in one sentence; empty unless the verdict is "warn".
+
+    See Also
+    --------
+    Diagnosis : The report.
+    """
+
+    name: str
+    value: float
+    text: str
+    verdict: str
+    remedy: str = ""
 
 
 class View(NamedTuple):
@@ -84,6 +118,7 @@ class View(NamedTuple):
 
     def correction(self, *names: str) -> str:
         """Return advice on draws that are wrong: their weights where these are reliable, otherwise parameters."""
+        names = names or ("whiten", "mixing", "max_iter", "n_warmup")
         return "correct the fit by `skksivi.refine`" if self.refines else self.advice(*names)
 
     def advice(self, *names: str, otherwise: str | None = None) -> str:
@@ -221,7 +256,7 @@ def _check_modes(view: View, cells: Cells, lost: tuple[Tensor, Tensor]) -> Check
     x, most = x[: max(N_FEWEST, N_NUMBERS // d)], 50_000 // (50 * d)  # in the chains of all modes, 50 of each
     if len(cells.maps) > max(2, most):
         raise ValueError(f"there are {len(cells.maps)} modes, and the weights of {most} are compared in {d} features")
-    found, _, _ = weigh_cells(view.score, x, cells.sorted_by(cells.counts(x).nonzero().flatten()), view.generator)
+    found = weigh_cells(view.score, x, cells.sorted_by(cells.counts(x).nonzero().flatten()), view.generator)
     if not found.trusted:
         raise ValueError(f"the weights of {len(found.weights)} modes cannot be trusted, {found.reason}")
     return judged(*_misplaced(found, len(x)))
@@ -236,7 +271,8 @@ def _misplaced(found: Modes, n: int) -> tuple[str, float, str, str | None]:
     k = int(np.abs(gaps).argmax())
     remedy = (
         f"The mode at {listed(found.centres[k])} has {found.shares[k]:.0%} of the draws, "
-        f"but its weight is {found.weights[k]:.0%}: modes(est, target, reweight=True) corrects that."
+        f"but its weight is {found.weights[k]:.0%}: refine(est, target) corrects that if the fit has a density; fit "
+        "again with whiten='auto' otherwise, which weighs the modes before a training."
     )
     text = f"{len(gaps)}, {misplaced:.1%} of the draws in a wrong one"
     return "modes", misplaced, text, remedy if wrong else None
@@ -317,6 +353,5 @@ def check_outliers(view: View, geometry: Geometry) -> Check:
     limit = outlier_limit(as_array(geometry.reference))
     share = (geometry.norms > limit).double().mean().item()
     text = f"{share:.1%} with whitened scores longer than {limit:.3g}"
-    todo = view.correction("whiten", "mixing", "max_iter", "n_warmup")
-    remedy = f"Draws lie where the target has hardly any mass: {todo}."
+    remedy = f"Draws lie where the target has hardly any mass: {view.correction()}."
     return judged("outliers", share, text, remedy if share > 0.02 else None)

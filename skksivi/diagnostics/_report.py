@@ -1,57 +1,58 @@
-"""What a report holds, says and shows."""
+r"""One report on a fit, without draws from the target: what it holds, says and shows.
+
+No single number identifies a good fit. The discrepancy detects wrong locations and shapes but not wrong weights of
+modes, weighted draws detect wrong numbers and lost tails, Stein's identity detects wrong widths, and the loss shows
+whether the training had converged.
+"""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from skksivi._utils.tables import html_table
+from skksivi._utils.arrays import RandomState, as_array, html_table, make_seed, resolve_device
+from skksivi._utils.checks import check_integer
+from skksivi.base import BaseApproximator, check_finite, check_fit
+from skksivi.diagnostics._checks import (
+    check_chains,
+    check_errors,
+    check_ksd,
+    check_loss,
+    check_means,
+    check_variances,
+    check_weights,
+    check_whitening,
+    importance_sample_of,
+    stein_moments,
+)
+from skksivi.diagnostics._geometry import (
+    REFUSALS,
+    STEIN_VARIANCES,
+    Check,
+    View,
+    check_outliers,
+    geometry_and_modes,
+    guarded,
+    outlier_limit,
+)
+from skksivi.families._derived import Refined, unweighted
+from skksivi.families._samplers import Chains, Particles, Sampler
 from skksivi.plotting import LossDisplay
 from skksivi.plotting._base import COLOURS, FAINT, REFERENCE_COLOUR, thinned
+from skksivi.score._score import ScoreFunction
 from skksivi.score._tally import Stage
+from skksivi.score._target import compared_score
+from skksivi.targets._base import Target
+from skksivi.training._run import ordinary_mode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-#: Bounds of Stein variances.
-STEIN_VARIANCES = (0.8, 1.25)
-
-
-def outlier_limit(norms: np.ndarray) -> float:
-    """Return the length of a whitened score beyond which a draw is an outlier, given lengths from chains (m,)."""
-    return float(np.quantile(norms, 0.999))
-
-
-class Check(NamedTuple):
-    """One line of a diagnosis.
-
-    Attributes
-    ----------
-    name : str
-    value : float
-        The checked number, NaN if there is none.
-    text : str
-        The value in words, and its limit.
-    verdict : str
-        "ok", "warn", or "not available: " and why.
-    remedy : str
-        What to do, in one sentence; empty unless the verdict is "warn".
-
-    See Also
-    --------
-    Diagnosis : The report.
-    """
-
-    name: str
-    value: float
-    text: str
-    verdict: str
-    remedy: str = ""
 
 
 @dataclass(repr=False)
@@ -293,3 +294,196 @@ def _in_plane(report: Diagnosis) -> tuple[np.ndarray, np.ndarray]:
     mean, sd = X.mean(0), X.std(0)
     plane = np.linalg.svd((X - mean) / sd, full_matrices=False)[2][:2].T
     return (X - mean) / sd @ plane, (lost - mean) / sd @ plane
+
+
+# All checks of a fit
+
+
+def diagnose(
+    est: BaseApproximator, target: Target | ScoreFunction, *, n_samples: int = 2000, random_state: RandomState = None
+) -> Diagnosis:
+    r"""Report on a fit, from its draws and the score of its target.
+
+    There are eleven checks, each with a value, a verdict and, if it warns, a remedy. With draws x, their scores s and
+    whitened scores :math:`L^\top s`, where L is the Cholesky factor of the covariance of the central draws of a mode,
+    they are:
+
+    "KSD"
+        The squared kernel Stein discrepancy, under the kernel of `est.score`, which depends only on the target, and
+        the p-value of `skksivi.metrics.ksd_test` on 1,000 draws. Warns if it is significant (p < 0.01) and larger
+        than for a Gaussian whose mean is shifted by 0.1 standard deviations in every coordinate, 0.006 per feature.
+        It is insensitive to the weights of modes and to a missing mode. For dependent draws, of chains or particles,
+        the p-value is approximate.
+    "weights"
+        The effective sample size of 2,000 importance-weighted draws, half of them from Gaussians wider than the fit,
+        see `skksivi.importance_sample`, and the share of the mass of the target p where the fit q has less than a
+        tenth of its density. Warns if the weights are not reliable: an effective sample size below 30, or a k-hat,
+        the shape of the tail of the ratios, above :math:`\min(1 - 1 / \log_{10} n, 0.7)`, or above one where the
+        effective sample size is at least 200. Needs a fit with a density. For a target without `log_prob`, log p is
+        the integral of the score along lines.
+    "errors"
+        How far a mean, standard deviation, 5% or 95% quantile read off the draws is from the posterior's, by these
+        weights: the largest error in units of what is allowed, which is 0.1 standard deviations of a mean or quantile
+        and 10% of a standard deviation. Warns if one is exceeded by more than a standard error, two of a quantile.
+        Includes the parameters of a model in its own units. Needs reliable weights and standard errors within what is
+        allowed.
+    "outliers"
+        The share of draws in regions where the target has hardly any mass: those whose whitened score
+        :math:`\|L^\top s(x)\|` is longer than 99.9% of those found where Metropolis-adjusted Langevin chains, which
+        leave the target invariant, have moved 500 of the draws, fewer beyond 200 features; and those where the score
+        is not finite. For exact draws it is 0.1%. Warns above 2%.
+    "tails"
+        The share of these chains that end beyond 99.9% of the draws, in the direction where it is largest: from the
+        centre of their mode, to either side in each coordinate, or along a principal axis. It is 0.1% in each if the
+        draws are right. Warns above 1% if p < 0.01, with Bonferroni's correction for the directions: the target has
+        tails, or a side, where there are no draws. The ends are means over six times late in the chains, which makes
+        false alarms rarer than p suggests. No density is needed. Where the weights are reliable, also the share of
+        the target's mass there, which may not exceed 0.5%.
+    "shape"
+        Kolmogorov's distance of the ends of these chains from the draws, in the same directions. Warns above 0.15 if
+        p < 0.01, with Bonferroni's correction: the chains leave every distribution but the target's.
+    "modes"
+        The share of draws that lie in a wrong mode, :math:`\tfrac12 \sum_k |w_k - \hat w_k|` for modes found by
+        searches from draws, from points around them and, as in a fit, from points far out, with the weights of
+        `skksivi.modes`. Warns above 5%, if beyond the standard errors; of modes with more than 1% of the mass and
+        hardly a draw; and if more than 5% of the fit's mode searches would lead to modes that it has not found, see
+        `whitening_.unseen`. A mode to which no search leads is not detected. Up to 200 features.
+    "loss plateau"
+        The fall of `loss_curve_` in its last quarter, by the Theil-Sen slope through means of blocks, as a share of
+        the total fall from the first quarter on. Warns if it exceeds 5% and four standard errors.
+    "whitening"
+        The condition number of the covariance of the draws in the coordinates of the training, and before whitening.
+        Warns above 100, and if the chains behind the whitening have not converged.
+    "Stein means"
+        How far the target's mean is from the mean of the draws, :math:`E[s_w] / E[s_w^2]` standard deviations, which
+        is zero if the fit is right: in each coordinate and in the direction of the mean whitened score, which is
+        found with one half of the draws and evaluated on the other; in each mode. Warns above 0.1, if beyond four
+        standard errors.
+    "Stein variances"
+        :math:`-E[s_w u_w]` in the same directions of whitened coordinates u, and in the direction where it is
+        farthest from one, found with one half of the draws. It is one if the fit is right, less if it is too narrow,
+        more if it is too wide. Warns if a value is outside [0.8, 1.25] by four standard errors.
+
+    A check that is not made is "not available" and says why; it is not "ok". Where the weights are reliable, the
+    remedy of wrong draws is `skksivi.refine`. Fewer than one in a hundred reports on exact draws, from targets of
+    many kinds, warn, see :doc:`/diagnose`. A report takes one to a few seconds if the score is cheap: it is evaluated
+    at some 300,000 points, and at 200,000 more per mode if there are several.
+
+    Parameters
+    ----------
+    est : approximator
+        Fitted. For a predictor pass its `approximator_` and `target_`.
+    target : Target or callable
+        What it was fitted to, or its score function.
+    n_samples : int, default=2000
+        Number of draws, at least 100; particles and states of chains are used at most once.
+    random_state : int, RandomState or None, default=None
+        Makes the report repeatable.
+
+    Returns
+    -------
+    diagnosis : Diagnosis
+        Print it for the report; it also has `ok`, `checks` and `plot()`.
+
+    Raises
+    ------
+    TypeError
+        `est` is not an approximator.
+    NotFittedError
+        Before `fit`.
+    ValueError
+        The target does not have the dimension of `est`, its score is finite at none of the draws, or the draws are
+        not finite or all the same in a coordinate.
+
+    See Also
+    --------
+    refine : A fit that draws by the weights.
+    certificate : An estimate of the divergence from the target.
+    modes : The modes of a fit and their weights.
+    skksivi.calibration.sbc : Simulation-based calibration.
+
+    References
+    ----------
+    Liu, Q., Lee, J. and Jordan, M. (2016). A kernelized Stein discrepancy for goodness-of-fit tests.
+    https://arxiv.org/abs/1602.03253
+
+    Kent, J. and Tyler, D. (1991). Redescending M-estimates of multivariate location and scatter. Annals of Statistics
+    19(4).
+
+    Vehtari, A. et al. (2024). Pareto smoothed importance sampling. https://arxiv.org/abs/1507.02646
+
+    Yao, Y. et al. (2018). Yes, but did it work? Evaluating variational inference. https://arxiv.org/abs/1802.02538
+
+    Examples
+    --------
+    >>> from skksivi import KSIVIApproximator, diagnose
+    >>> from skksivi.targets import Multimodal
+    >>> q = KSIVIApproximator(max_iter=300, random_state=0).fit(Multimodal())
+    >>> diagnose(q, Multimodal(), n_samples=1000, random_state=0).ok
+    True
+    """
+    check_fit(est, target)
+    check_integer(n_samples, "n_samples", min_val=100)
+    device, seed = resolve_device(est.device_), make_seed(random_state)
+    with ordinary_mode(device), torch.no_grad():
+        score = compared_score(target, est.n_features_in_, est.dtype, est.device_)
+        generator = torch.Generator(device).manual_seed(seed)
+        X = est.sample(_n_draws(unweighted(est.sampler_), n_samples), seed)
+        x = torch.as_tensor(X, dtype=torch.float64, device=device)
+        check_finite(x, score)
+        if fixed := (x == x[0]).all(0).nonzero().flatten().tolist():
+            also = f" and {len(fixed) - 1} other coordinates" if len(fixed) > 1 else ""
+            raise ValueError(
+                f"All draws of `est` are the same in {score.label(fixed[0])}{also}: a fit must vary in each."
+            )
+        name, parameters, report = type(est).__name__, est.get_params(), dict(vars(est))
+        view = View(name, parameters, est.sampler_, report, score, x, score(x), generator, seed)
+        if view.finite.sum() < 2:
+            raise ValueError(f"`target` has a score that is finite at {int(view.finite.sum())} of {len(x)} draws.")
+        return _report(view)
+
+
+def _report(view: View) -> Diagnosis:
+    """Make every check."""
+    sample, missing = None, ""
+    try:
+        sample = importance_sample_of(view)
+        view = view._replace(refines=sample.trusted and not isinstance(view.sampler, Refined))
+    except REFUSALS as reason:
+        missing = f"not available: {reason}"
+    geometry, modes = geometry_and_modes(view)
+    moments = stein_moments(view.x[view.finite], view.s[view.finite], geometry.cells)
+    d = view.x.shape[1]
+    checks = (
+        guarded("KSD", check_ksd, view),
+        *(
+            Check(name, math.nan, "", missing) if sample is None else guarded(name, check, view, sample)
+            for name, check in (("weights", check_weights), ("errors", check_errors))
+        ),
+        guarded("outliers", check_outliers, view, geometry),
+        *check_chains(view, geometry, sample),
+        modes,
+        guarded("loss plateau", check_loss, view),
+        guarded("whitening", check_whitening, view),
+        guarded("Stein means", check_means, view, moments),
+        guarded("Stein variances", check_variances, view, moments),
+    )
+    return Diagnosis(
+        view.name,
+        checks,
+        X=as_array(view.x),
+        modes=as_array(geometry.cell),
+        lost=as_array(geometry.lost),
+        score_norms=as_array(geometry.norms),
+        reference_norms=as_array(geometry.reference),
+        variances=as_array(moments.variance[:d]),
+        variance_errors=as_array(moments.variance_se[:d]),
+        losses=view.report.get("loss_curve_"),
+        stages=tuple(view.report["stages_"]),
+        fitted_by=view.report.get("fitted_by_", ""),
+    )
+
+
+def _n_draws(sampler: Sampler, n: int) -> int:
+    """Return the number of draws to check: no particle or state of a chain twice."""
+    return min(n, math.prod(sampler.x.shape[:-1])) if isinstance(sampler, Particles | Chains) else n

@@ -1,12 +1,11 @@
 """KSIVI, HKSIVI and what trained approximators share."""
 
-from skksivi.estimators._fingerprint import FREE, answers_at, described
 from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
-from skksivi.estimators._start import as_fitted
+from skksivi.estimators._start import answers_at, as_fitted
 from skksivi.estimators._trained import Trained, Whitened, langevin_scale, temperature
 
 __all__ = [
-    "FREE", "HKSIVIApproximator", "KSIVIApproximator", "Trained", "Whitened", "answers_at", "as_fitted", "described",
-    "langevin_scale", "temperature",
+    "HKSIVIApproximator", "KSIVIApproximator", "Trained", "Whitened", "answers_at", "as_fitted", "langevin_scale",
+    "temperature",
 ]  # fmt: skip

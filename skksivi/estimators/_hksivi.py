@@ -110,10 +110,10 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     optimizer : {"auto", "adam"} or Adam, default="auto"
         Decay of the learning rate, Adam's betas, moving average, clipping and what to do about a loss that is not
         finite, see `skksivi.parameters.Adam`.
-    early_stopping : "auto", bool, float, Plateau or None, default="auto"
+    early_stopping : "auto", bool, float or None, default="auto"
         What ends a training before `max_iter`. A number: the discrepancy of the last layer under one fixed kernel in
-        u has not fallen by this share for 2,000 iterations, or as `skksivi.parameters.Plateau` says; True is
-        `Plateau()`. "auto": nothing. False and None: nothing, and the last state is returned, whatever it is worth.
+        u has not fallen by this share for 2,000 iterations; True is 0.01. "auto": nothing. False and None: nothing,
+        and the last state is returned, whatever it is worth.
     checkpoint : path-like, Checkpoint or None, default=None
         A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
         After an interruption the same call of `fit` resumes from it, on a CPU with the same result; it is removed
@@ -127,8 +127,8 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     random_state : int, RandomState or None, default=None
         Seeds initial weights, training draws and samples. Equal integers give equal results.
     verbose : int, default=0
-        1 logs a line every 500 iterations to the logger "skksivi"; 2 logs every 100, and each earlier stage with its
-        expected cost; -1 logs nothing, not even that a fit takes more than five seconds.
+        1 logs a line per stage and every 500 iterations to the logger "skksivi", 2 every 100; -1 nothing, not even
+        that a fit takes more than five seconds. See `KSIVIApproximator`.
 
     Attributes
     ----------
@@ -184,7 +184,6 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     --------
     KSIVIApproximator : One semi-implicit layer, the first choice.
     skksivi.baselines.HSIVISM : A hierarchy by score matching.
-    skksivi.plotting.LayersDisplay : The layers of a hierarchy.
     diagnose : A report on a fit.
 
     References

@@ -26,9 +26,15 @@ from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, WeightedR
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
 from skksivi.score._score import Score
-from skksivi.stein._directions import MOST_CALLS, N_SCORES, first_difference, suspect_directions
-from skksivi.stein._discrepancy import agree, stein_shift, stein_variances
-from skksivi.training._hooks import CERTIFICATE
+from skksivi.stein._discrepancy import (
+    MOST_CALLS,
+    N_SCORES,
+    agree,
+    first_difference,
+    stein_shift,
+    stein_variances,
+    suspect_directions,
+)
 from skksivi.training._run import Fit
 
 #: Levels of the quantiles that are judged.
@@ -55,7 +61,7 @@ def judged(fit: Fit, score: Score, seed: int, n_values: int, most: int | None = 
     most : int, default=None
         The most calls of the whole fit.
     """
-    score.tally.begin(CERTIFICATE)
+    score.tally.begin("certificate")
     found = judge(fit.sampler, score, seed, n_values, most)
     if not found.verdict.good:
         refines = found.sample is not None and found.sample.trusted and found.verdict.errors is not None

@@ -20,42 +20,47 @@ from skksivi._utils.checks import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates import Whitening, score_for_training
 from skksivi.coordinates._whitening import LONG_CHAINS
-from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
-from skksivi.estimators._fingerprint import answers_at
+from skksivi.estimators._checkpoint import Saved, check_checkpoint, saved_fit
 from skksivi.estimators._judge import Judged, better, judge, judged, seems_off
-from skksivi.estimators._refit import improves, knows_moments, lacks_mass, refitted, with_lost_part
-from skksivi.estimators._start import N_RESERVED, Start, find_coordinates, turn_frugal
-from skksivi.estimators._states import Comparison, SamplerOf, WhenGood, allows_moves, recentred, trained_fit, watch_of
-from skksivi.estimators._trained import F, Trained
+from skksivi.estimators._start import (
+    N_RESERVED,
+    Start,
+    answers_at,
+    find_coordinates,
+    improves,
+    knows_moments,
+    lacks_mass,
+    refitted,
+    turn_frugal,
+    with_lost_part,
+)
+from skksivi.estimators._trained import (
+    Comparison,
+    F,
+    SamplerOf,
+    Trained,
+    WhenGood,
+    allows_moves,
+    recentred,
+    trained_fit,
+    watch_of,
+)
 from skksivi.families._derived import mixture_of
 from skksivi.families._layer import Drawn, Family
 from skksivi.families._samplers import Layer, OfFamily, Sampler, WhitenedSampler
 from skksivi.judge import Grade, Verdict
 from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, MixingLike
-from skksivi.parameters import (
-    Adam,
-    Checkpoint,
-    Init,
-    Pilot,
-    Plateau,
-    Scale,
-    Whiten,
-    chains_of,
-    checked_object,
-    keeps_last,
-    plateau_of,
-)
+from skksivi.parameters import Adam, Checkpoint, Init, Pilot, Scale, Whiten, chains_of, checked_object
 from skksivi.pilot._chains import clipped_drift
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.score._tally import DIVERGED, BudgetError
 from skksivi.stein import value_and_gradients, velocity
-from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
-from skksivi.stein._path import Memory, averages
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator, Memory, averages
 from skksivi.training import Fit, Run
-from skksivi.training._guard import MomentPenalty, Steering, Watch
+from skksivi.training._guard import MomentPenalty, Steering, Watch, keeps_last, tolerance_of
 from skksivi.training._loop import Objective, Scheduled
 
 #: Training parameters that also shape the start.
@@ -76,7 +81,7 @@ class SteinTrained(Trained, Generic[F]):
         "learning_rate": [StrOptions({"auto"}), Interval(Real, 0, None, closed="neither")],
         "optimizer": [StrOptions({"auto", "adam"}), Adam],
         "gradient_estimator": [StrOptions({*GRADIENT_ESTIMATORS, "auto", "path"})],
-        "early_stopping": [StrOptions({"auto"}), "boolean", Interval(Real, 0, None, closed="left"), Plateau, None],
+        "early_stopping": [StrOptions({"auto"}), "boolean", Interval(Real, 0, None, closed="left"), None],
         "checkpoint": [str, os.PathLike, Checkpoint, None],
         "warm_start": ["boolean"],
     }
@@ -101,7 +106,7 @@ class SteinTrained(Trained, Generic[F]):
     max_iter: int = 2000
     learning_rate: str | float = "auto"  # type: ignore[assignment]
     optimizer: str | Adam = "auto"
-    early_stopping: str | bool | float | Plateau | None = "auto"
+    early_stopping: str | bool | float | None = "auto"
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None
     warm_start: bool = False
     device: str | torch.device = "auto"
@@ -147,16 +152,16 @@ class SteinTrained(Trained, Generic[F]):
             run.keeping = BaseException
         self._check_target(score_fn)
         target = score_fn if self._takes_minibatches else score_fn.on_all_data()
-        with saved_fit(self, score_fn, run.generator, self._points_near_target()) as saved:
-            run.finish = saved.finish
-            start = saved.start or self._start(score_fn, target, run.generator)
-            target = target.by_score_alone() if start.whitening.by_score else target
-            found = run.keep(start.fit(self._sampler_of(target, start)))
-            compares = self._compares(start, run)
-            if compares:
-                start, found = self._judged_start(start, found, target, run)
-            if saved.start or not compares or self._needs_training(found, start, run):
-                found = self._train(target, start, saved, found, run)
+        saved = saved_fit(self, score_fn, run.generator)
+        run.finish = saved.finish
+        start = saved.start or self._start(score_fn, target, run.generator)
+        target = target.by_score_alone() if start.whitening.by_score else target
+        found = run.keep(start.fit(self._sampler_of(target, start)))
+        compares = self._compares(start, run)
+        if compares:
+            start, found = self._judged_start(start, found, target, run)
+        if saved.start or not compares or self._needs_training(found, start, run):
+            found = self._train(target, start, saved, found, run)
         return found
 
     def _judged_start(self, start: Start[F], found: Fit, target: Score, run: Run) -> tuple[Start[F], Fit]:
@@ -224,7 +229,7 @@ class SteinTrained(Trained, Generic[F]):
         has_fault = is_layer and run.tally.fault is not None
         return not (is_good or is_quick or has_fault or found.sampler.n_features > MAX_FEATURES)
 
-    def _train(self, target: Score, start: Start[F], saved: NoCheckpoint, before: Fit, run: Run) -> Fit:
+    def _train(self, target: Score, start: Start[F], saved: Saved, before: Fit, run: Run) -> Fit:
         """Return the fit of a training, or the one before it if that is clearly better."""
         comparison, sampler_of = Comparison.of(target, start), self._sampler_of(target, start)
         family = copy.deepcopy(start.family)
@@ -239,7 +244,7 @@ class SteinTrained(Trained, Generic[F]):
         if self.early_stopping == "auto" and self._is_plain() and by_path and target.minibatch is None:
             hooks = [WhenGood(sampler_of, target, start.seed), *hooks]
         with run.tally.reserving(N_RESERVED):
-            done = self._minimise(objective, family, sampler_of, run, before=watches, after=hooks, resume=saved.state)
+            done = self._minimise(objective, family, run, before=watches, after=hooks, resume=saved.state)
             made_by = "path gradient" if by_path else "kernel Stein discrepancy"
             by_itself = self.train == "auto" and self._is_at_pilot(start)
             if isinstance(done.ended_by, FloatingPointError) and by_itself:
@@ -299,12 +304,12 @@ class SteinTrained(Trained, Generic[F]):
         self, target: Score, comparison: Comparison, start: Start[F], sampler: WhitenedSampler, family: F
     ) -> list[Watch]:
         """Return the rule for comparing states, none if they are not compared."""
-        stopping, guards, noisy = plateau_of(self.early_stopping), self._guards(start), target.minibatch is not None
+        tol, guards, noisy = tolerance_of(self.early_stopping), self._guards(start), target.minibatch is not None
         if guards and start.continues:  # a target that has moved must be followed
             guards = comparison.accepts(sampler)
-        if keeps_last(self.early_stopping) or (stopping is None and not guards and not noisy):
+        if keeps_last(self.early_stopping) or (tol is None and not guards and not noisy):
             return []
-        found = watch_of(comparison, sampler, stopping, guards=guards, noisy=noisy)
+        found = watch_of(comparison, sampler, tol, guards=guards, noisy=noisy)
         if guards or noisy:
             found.look(family, 0)
         return [found]
@@ -318,7 +323,6 @@ class SteinTrained(Trained, Generic[F]):
                 "`gradient_estimator` is 'path', which needs a positive kernel of Euclidean distances, but `kernel` "
                 f"is {kernel!r}; change it, or set gradient_estimator='u-statistic'."
             )
-        plateau_of(self.early_stopping)
         check_checkpoint(self)
         if self._continues() and self.n_features_in_ != n_features:
             raise ValueError(

@@ -22,7 +22,7 @@ from skksivi.mixing import Bootstrap, Mixing, build_mixing
 from skksivi.parameters import Adam, Annealing, Network, Scale, checked_object
 from skksivi.pilot._pilot import MAX_POINTS
 from skksivi.pilot._points import PilotPoints
-from skksivi.score._improper import tail_exponent
+from skksivi.score._domain import tail_exponent
 from skksivi.score._score import DifferentiableScore, Score, Tempered, WithoutProducts
 from skksivi.terms import Term, WeightedTerm
 from skksivi.training._guard import MomentPenalty, Steering, moments
@@ -116,12 +116,12 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         "linear" is `skksivi.annealing.Linear()`.
     terms : sequence of Term or None, default=None
         Further terms of the objective, see `skksivi.terms`.
-    early_stopping : "auto", bool, float, Plateau or None, default="auto"
+    early_stopping : "auto", bool, float or None, default="auto"
         What ends a training before `max_iter`. "auto": no error is near its limit (see `verdict_`), by a
         check every 500 iterations along the path gradient, unless `annealing` or `terms` are set. A
-        number: the discrepancy under one fixed kernel in u has not fallen by this share for 2,000 iterations;
-        `skksivi.parameters.Plateau` sets both, and True is `Plateau()`. False and None: nothing, and the last state
-        is returned, whatever it is worth.
+        number: the discrepancy under one fixed kernel in u has not fallen by this share for 2,000 iterations, as
+        many as a default training has; True is 0.01. False and None: nothing, and the last state is returned,
+        whatever it is worth.
     checkpoint : path-like, Checkpoint or None, default=None
         A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
         If the file already exists, from an unfinished fit with the same settings, seed and score, `fit` resumes from
@@ -137,10 +137,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     random_state : int, RandomState or None, default=None
         Seeds initial weights, training draws and samples. Equal integers give equal results.
     verbose : int, default=0
-        1 logs a line every 500 iterations to the logger "skksivi", which writes to the standard error unless it has a
-        handler; 2 logs every 100, and each earlier stage with its expected cost. With 0 there is a line only
-        after five seconds, unless logging is configured, and with -1 none. For a progress bar use
-        `set_callbacks(sklearn.callback.ProgressBar())`.
+        1 logs a line per stage and every 500 iterations to the logger "skksivi", which writes to the standard error
+        unless it has a handler; 2 every 100. In a terminal or a notebook with tqdm, a stage of known length has a
+        bar. With 0 there is a line only after five seconds, unless logging is configured or the fit is one of a
+        search, a cross-validation or a joblib worker; with -1 none.
 
     Attributes
     ----------
@@ -205,7 +205,6 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     --------
     HKSIVIApproximator : A hierarchy of layers, for distant modes.
     diagnose : A report on a fit.
-    ensemble : Several fits from different seeds, pooled.
     skksivi.baselines.Laplace : Gaussian at the mode, the quickest thing to try.
 
     References
@@ -280,12 +279,6 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             _weight_of(term, torch.zeros(())).check()
 
     def _check_target(self, score_fn: Score) -> None:
-        for term in self.terms or ():
-            if term.needs_second_derivative and (score_fn.by_differences or score_fn.minibatch is not None):
-                raise ValueError(
-                    f"`terms` has {term!r}, which needs a score that torch can differentiate, of all of the data; "
-                    "leave it out."
-                )
         if self.annealing is not None:
             warn_of_improper(self.annealing, score_fn)
 
@@ -314,7 +307,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             schedules.append(tempers)
         for term in self.terms or ():
             weight = _weight_of(term, like)
-            terms.append(WeightedTerm(term, weight, score_u, generator, None if tempers is None else tempers.value))
+            terms.append(WeightedTerm(term, weight, None if tempers is None else tempers.value))
             schedules.append(weight)
         if start.memory is not None:
             tempered = WithoutProducts(tempered)

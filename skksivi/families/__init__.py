@@ -1,9 +1,9 @@
 """Semi-implicit families, their hierarchies, and the samplers that a fit is."""
 
 from skksivi.families._density import log_joint
-from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import (
     Constant,
+    Hierarchy,
     MultilayerPerceptron,
     Residual,
     SemiImplicit,

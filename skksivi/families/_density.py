@@ -20,17 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skksivi.families._hierarchy import Hierarchy
-from skksivi.families._layer import SemiImplicit
-from skksivi.mixing import (
-    IN_CACHE,
-    AtomDraws,
-    DensityMixing,
-    GaussianMixtureDraws,
-    Mixing,
-    NormalDraws,
-    log_student,
-)
+from skksivi.families._layer import Hierarchy, SemiImplicit
+from skksivi.mixing import IN_CACHE, AtomDraws, DensityMixing, GaussianMixtureDraws, Mixing, NormalDraws, log_student
 from skksivi.pilot._mixture import covariance_root
 from skksivi.score._score import ScoreFunction
 

@@ -1,10 +1,9 @@
-"""Samplers derived from another: its draws with other weights, other tails or rejection."""
+"""Samplers derived from another: its draws with other tails or rejection."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
@@ -15,18 +14,12 @@ from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import Gaussian, HasDensity, Layer, Layers, Sampler
 from skksivi.mixing import AtomDraws, DensityMixing, GaussianMixtureDraws, NormalDraws
-from skksivi.pilot._log_density import Cells, log_density
+from skksivi.pilot._log_density import log_density
 from skksivi.pilot._mixture import Components, gaussian_of
 from skksivi.score._score import Score
 
 #: How many times as wide as a sampler a defensive mixture is in all directions, and along a coordinate.
 SCALES, STRETCHES = (1.5, 2.0, 4.0, 8.0, 16.0, 32.0), (2.0, 4.0, 8.0)
-
-#: Draws from which the shares of cells are estimated, so that no ratio is larger.
-N_ASSIGNED = 20_000
-
-#: Decides which of the float64 points (n, d) are kept, by uniform numbers (n,).
-Keeps = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,62 +39,6 @@ class Derived:
 
     def attributes(self) -> dict[str, object]:
         return self.sampler.attributes()
-
-
-def accepted(sampler: Sampler, n: int, n_each: float, keeps: Keeps, generator: torch.Generator, why: str) -> Tensor:
-    """Draw n rows (n, d) by rejection, one in `n_each`; raise RuntimeError with `why` if hardly any are accepted."""
-    kept, missing, left = [], n, 50 * (n * n_each + 100)  # fifty times the expected number
-    while missing > 0:
-        n_drawn = math.ceil(min(1.1 * missing * n_each + 10, 2**15))  # bounds memory for all ratios
-        left -= n_drawn
-        if left < 0:
-            raise RuntimeError(f"Hardly any draw of the fit {why}.")
-        x = sampler.sample(n_drawn, generator)
-        uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device)
-        kept.append(x[keeps(x.double(), uniform)][:missing])
-        missing -= len(kept[-1])
-    return torch.cat(kept) if kept else sampler.sample(0, generator)
-
-
-@dataclass(frozen=True)
-class Reweighted(Derived):
-    """The draws of a sampler, with other weights of the cells of a partition.
-
-    Attributes
-    ----------
-    sampler : Sampler
-    cells : Cells
-    ratios : Tensor of shape (k,)
-        The required weights of the cells divided by their shares of the draws.
-    """
-
-    cells: Cells
-    ratios: Tensor
-
-    def __post_init__(self) -> None:
-        if not self.ratios.max() <= N_ASSIGNED * (1 + 1e-9):
-            raise ValueError("the ratios of the weights of its cells are larger than any shares have")
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows (n, d), rejecting some from cells that are too frequent.
-
-        Raises
-        ------
-        RuntimeError
-            Hardly any draw of the sampler falls into the cells with the largest weights.
-        """
-        most = self.ratios.max().item()
-
-        def keeps(x: Tensor, uniform: Tensor) -> Tensor:
-            return uniform < (self.ratios / most)[self.cells.assign(x)]
-
-        why = "lies in the regions that should have the weight; fit again, or call `modes(..., reweight=True)` again"
-        return accepted(self.sampler, n, most, keeps, generator, why)
-
-    def log_density(self, x: Tensor) -> LogDensity:
-        """Evaluate log q (n,) at points x (n, d), where the sampler has a density."""
-        value, se = sampler_density(self.sampler).log_density(x)
-        return LogDensity(value + self.ratios.log()[self.cells.assign(x)], se)
 
 
 @dataclass(frozen=True)
@@ -206,13 +143,21 @@ class Refined(Derived):
         RuntimeError
             Hardly a draw of the sampler is kept.
         """
-
-        def keeps(x: Tensor, uniform: Tensor) -> Tensor:
-            log_p, log_q = self._log_p(x), sampler_density(self.sampler).log_density(x).value
-            return uniform.log() < log_p - log_q - self.log_bound
-
-        why = "is kept; call `refine` again with the target of the fit"
-        return accepted(self.sampler, n, 1 / self.acceptance, keeps, generator, why)
+        n_each = 1 / self.acceptance
+        kept, missing, left = [], n, 50 * (n * n_each + 100)  # fifty times the expected number
+        while missing > 0:
+            n_drawn = math.ceil(min(1.1 * missing * n_each + 10, 2**15))  # bounds memory for all ratios
+            left -= n_drawn
+            if left < 0:
+                raise RuntimeError(
+                    "Hardly any draw of the fit is kept; call `refine` again with the target of the fit."
+                )
+            x = self.sampler.sample(n_drawn, generator)
+            uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device)
+            log_p, log_q = self._log_p(x.double()), sampler_density(self.sampler).log_density(x.double()).value
+            kept.append(x[uniform.log() < log_p - log_q - self.log_bound][:missing])
+            missing -= len(kept[-1])
+        return torch.cat(kept) if kept else self.sampler.sample(0, generator)
 
     def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate the log-density (n,) of the draws that are kept at points x (n, d)."""
@@ -225,53 +170,6 @@ class Refined(Derived):
         return log_density(self.score, self.origin, x)
 
 
-@dataclass(frozen=True)
-class Pooled:
-    r"""The mixture :math:`\sum_i w_i q_i` of samplers.
-
-    Attributes
-    ----------
-    samplers : tuple of Sampler of length k
-    weights : Tensor of shape (k,)
-        They sum to one.
-    """
-
-    samplers: tuple[Sampler, ...]
-    weights: Tensor
-
-    @property
-    def n_features(self) -> int:
-        return self.samplers[0].n_features
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether all samplers may be drawn from in parts."""
-        return all(sampler.in_parts for sampler in self.samplers)
-
-    def attributes(self) -> dict[str, object]:
-        """Return nothing: the samplers have attributes of their own."""
-        return {}
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows (n, d), in random order."""
-        which = torch.multinomial(self.weights, n, replacement=True, generator=generator) if n else self.weights[:0]
-        counts = which.long().bincount(minlength=len(self.samplers)).tolist()
-        parts = [sampler.sample(m, generator) for sampler, m in zip(self.samplers, counts, strict=True)]
-        x = torch.cat([part.double() for part in parts])
-        return x[torch.randperm(n, generator=generator, device=x.device)]
-
-    def log_densities(self, x: Tensor) -> Tensor:
-        """Evaluate log q_i at points x (n, d), shape (n, k)."""
-        return torch.stack([sampler_density(sampler).log_density(x).value for sampler in self.samplers], 1)
-
-    def log_density(self, x: Tensor) -> LogDensity:
-        """Evaluate log q (n,) at points x (n, d), where all samplers have a density."""
-        found = [sampler_density(sampler).log_density(x) for sampler in self.samplers]
-        log_q = torch.stack([part.value for part in found], 1) + self.weights.log()
-        se = torch.stack([part.se for part in found], 1)
-        return LogDensity(log_q.logsumexp(1), (log_q.softmax(1).nan_to_num(0) * se).nan_to_num(0).sum(1))
-
-
 def sampler_density(sampler: Sampler) -> HasDensity:
     """Raise TypeError for a sampler without a density."""
     if not isinstance(sampler, HasDensity):
@@ -282,15 +180,13 @@ def sampler_density(sampler: Sampler) -> HasDensity:
 def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
     """Tell whether a sampler has a density: a semi-implicit one does if its mixing distribution does."""
     sampler = unweighted(sampler)
-    if isinstance(sampler, Pooled):
-        return all(map(knows_density, sampler.samplers))
     known = DensityMixing | AtomDraws
     of_mixing = not isinstance(sampler, Layer | Layers) or isinstance(sampler.family.mixing, known)
     return isinstance(sampler, HasDensity) and of_mixing
 
 
 def unweighted(sampler: Sampler) -> Sampler:
-    """Return the sampler without re-weighting."""
+    """Return the sampler that a derived one draws by."""
     while isinstance(sampler, Derived):
         sampler = sampler.sampler
     return sampler
@@ -301,9 +197,6 @@ def mixture_of(sampler: Sampler) -> Components | None:
     if isinstance(sampler, Gaussian):
         m, L = sampler.map
         return Components(torch.ones_like(m[:1]), m[None], (L @ L.mT)[None])
-    if isinstance(sampler, Pooled):
-        parts = [part for one in sampler.samplers if (part := mixture_of(one)) is not None]
-        return Components.together(parts, sampler.weights) if len(parts) == len(sampler.samplers) else None
     if not isinstance(sampler, Layer) or sampler.whitening.warp is not None:
         return None
     family, map_ = sampler.family, sampler.whitening.map

@@ -14,8 +14,7 @@ from torch import Tensor
 from skksivi._utils.arrays import as_tensor
 from skksivi.coordinates import Affine, Whitening
 from skksivi.families._density import MOST_DRAWS, LogDensity, hierarchy_log_density, layer_log_density, with_density
-from skksivi.families._hierarchy import Hierarchy
-from skksivi.families._layer import SemiImplicit
+from skksivi.families._layer import Hierarchy, SemiImplicit
 from skksivi.score._score import Score, ScoreFunction
 
 #: Numbers drawn at a time, so that memory does not grow with the number of rows.

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi._utils.arrays import as_array
+from skksivi._utils.arrays import as_array, html_table
 from skksivi._utils.monte_carlo import most_trusted, pareto_smoothed, standard_error
-from skksivi._utils.tables import html_table
 from skksivi.coordinates._lines import Rule, in_panels, kronrod, log_ratio, simpson
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._density import N_DRAWS, LogDensity
@@ -359,6 +358,8 @@ def weigh(
     top, weights = log_ratios[inside].max(), np.zeros(len(log_ratios))
     weights[inside] = np.exp(log_weights - log_weights.max())
     v = as_array((of_sampler.value - log_m).exp())
+    if not v.sum() > 0:
+        raise ValueError("The fit has no density at its own draws: its numbers have overflowed.")
     log_z, log_z_se = _log_mean(np.where(inside, np.exp(log_ratios - top), 0.0), v, n)
     return ImportanceSample(
         as_array(x),

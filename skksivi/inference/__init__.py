@@ -1,1 +1,1 @@
-"""What a fit is used for: expectations, evidence, weights of modes, ensembles."""
+"""What a fit is used for: expectations, evidence, weights of modes."""

@@ -24,7 +24,7 @@ from skksivi._utils.checks import check_integer
 from skksivi._utils.monte_carlo import N_FOLDS, N_OF_EACH, cross_fitted, pareto_smoothed, second_order, standard_error
 from skksivi.base import BaseApproximator, check_finite, check_fit
 from skksivi.coordinates._affine import Affine, AffineMap
-from skksivi.families._derived import Reweighted, knows_density, unweighted
+from skksivi.families._derived import knows_density, unweighted
 from skksivi.families._samplers import Chains, Particles
 from skksivi.families._weights import Estimate, ImportanceSample, importance_weights
 from skksivi.pilot._mixture import covariance_root
@@ -248,10 +248,7 @@ def _of_fit(est: BaseApproximator, target: Target, n_samples: int, random_state:
         if sample.trusted:
             x, w = (as_tensor(a[has_weight(sample)], device=score.device) for a in (sample.X, sample.weights))
             return _scored(x, score, w, map_)._replace(sample=sample)
-    w = torch.ones_like(x[..., 0])
-    if isinstance(fit, Chains) and isinstance(est.sampler_, Reweighted):
-        w = est.sampler_.ratios[est.sampler_.cells.assign(x.flatten(0, 1))]
-    return _scored(x, score, w.flatten(), map_)._replace(reliable=not has_density)
+    return _scored(x, score, torch.ones_like(x[..., 0]).flatten(), map_)._replace(reliable=not has_density)
 
 
 def has_weight(sample: ImportanceSample) -> np.ndarray:

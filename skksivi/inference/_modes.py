@@ -14,7 +14,7 @@ from skksivi._utils.arrays import RandomState, listed, make_generator, resolve_d
 from skksivi.base import BaseApproximator, check_finite, check_fit
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import along_chord
-from skksivi.families._derived import N_ASSIGNED, Reweighted, unweighted
+from skksivi.families._derived import unweighted
 from skksivi.pilot._chains import ChainState, mala_step, revive
 from skksivi.pilot._log_density import MAX_GAP, MIN_SHARE, Cells, Mass, masses, normalised
 from skksivi.pilot._modes import find_modes
@@ -22,6 +22,9 @@ from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 from skksivi.training._run import ordinary_mode
+
+#: Draws from which the shares of the modes are estimated.
+N_ASSIGNED = 20_000
 
 
 class Modes(NamedTuple):
@@ -36,7 +39,7 @@ class Modes(NamedTuple):
     standard_errors : ndarray of shape (k,)
         Of the weights.
     shares : ndarray of shape (k,)
-        Of draws of the fitted family, before any re-weighting.
+        Of draws of the fitted family, before any refinement.
     trusted : bool
         Whether every weight rests on enough points and two ways to it agree.
     reason : str
@@ -51,9 +54,7 @@ class Modes(NamedTuple):
     reason: str
 
 
-def modes(
-    est: BaseApproximator, target: Target | ScoreFunction, *, reweight: bool = False, random_state: RandomState = None
-) -> Modes:
+def modes(est: BaseApproximator, target: Target | ScoreFunction, *, random_state: RandomState = None) -> Modes:
     r"""Find the modes among the draws of a fit, and their weights under the target.
 
     The discrepancy is insensitive to the weights of distant modes. This function estimates them from the score.
@@ -68,9 +69,6 @@ def modes(
         Fitted.
     target : Target or callable
         What it was fitted to.
-    reweight : bool, default=False
-        Whether `est.sample` and `est.score_samples` use these weights from now on, until the next `fit`; draws of
-        modes that are too frequent are then thinned.
     random_state : int, RandomState or None, default=None
 
     Returns
@@ -84,8 +82,6 @@ def modes(
     ------
     NotFittedError
         Before `fit`.
-    ValueError
-        `reweight` is set but the weights cannot be trusted: the error says why.
 
     See Also
     --------
@@ -105,18 +101,10 @@ def modes(
     generator = make_generator(random_state, device)
     with ordinary_mode(device), torch.no_grad():
         score = compared_score(target, est.n_features_in_, est.dtype, est.device_)
-        sampler = unweighted(est.sampler_)
-        x = sampler.sample(N_ASSIGNED, generator).to(device, torch.float64)
+        x = unweighted(est.sampler_).sample(N_ASSIGNED, generator).to(device, torch.float64)
         check_finite(x, score)
         cells = _find_cells(score, x, generator)
-        found, cells, shares = weigh_cells(score, x, cells, generator)
-        if not reweight:
-            return found
-        if not found.trusted:
-            raise ValueError(f"`reweight` is set, but the weights cannot be trusted: {found.reason}.")
-        target_weights = torch.as_tensor(found.weights, device=device)
-        est.sampler_ = Reweighted(sampler, cells, target_weights / shares)
-    return found
+        return weigh_cells(score, x, cells, generator)
 
 
 def _find_cells(score: Score, x: Tensor, generator: torch.Generator) -> Cells:
@@ -134,8 +122,8 @@ def _find_cells(score: Score, x: Tensor, generator: torch.Generator) -> Cells:
     return cells.sorted_by(cells.counts(x).nonzero().flatten())
 
 
-def weigh_cells(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> tuple[Modes, Cells, Tensor]:
-    """Return the weights of cells, the cells by falling weight and the shares of the draws x (n, d) in them.
+def weigh_cells(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> Modes:
+    """Return the weights of cells, by falling weight, and the shares of the draws x (n, d) in them.
 
     The shapes of the draws may be off: Gaussians are fitted to chains that start there, one half for the fit and the
     other for the bridge.
@@ -160,7 +148,7 @@ def weigh_cells(score: Score, x: Tensor, cells: Cells, generator: torch.Generato
     if not reason and not (shares > 0).all():
         reason = "one of them has states of chains, but none of the draws"
     numbers = [a.cpu().numpy() for a in (centres, weights[order], errors[order], shares)]
-    return Modes(*numbers, not reason, reason), cells, shares  # type: ignore[call-arg, arg-type]
+    return Modes(*numbers, not reason, reason)  # type: ignore[call-arg, arg-type]
 
 
 def mode_chains(score: ScoreFunction, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:

@@ -397,9 +397,7 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
     s = score_fn(x)
     for t in range(n_steps):
         if t % 200 == 0:
-            direction, curvature = _largest_curvature(
-                score_fn, x, direction + standard_normal(len(x), x, generator), 10
-            )
+            direction, curvature = _largest_curvature(score_fn, x, direction + standard_normal(len(x), x, generator))
             h, calm, calm_s = 0.7 * curvature.rsqrt(), x, s
         p = p + h / 2 * s
         x = x + h / 2 * p
@@ -416,10 +414,10 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
     return torch.stack(kept)
 
 
-def _largest_curvature(score_fn: Score, x: Tensor, v: Tensor, n_products: int) -> tuple[Tensor, Tensor]:
+def _largest_curvature(score_fn: Score, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return the direction (n, d) of largest curvature at each point of x, and the curvature (n, 1)."""
     size = _size(v)
-    for _ in range(n_products):
+    for _ in range(10):
         v = score_fn.product(x, v / size).nan_to_num(1.0)
         size = _size(v).clamp_min(torch.finfo(v.dtype).tiny)
     return v / size, size

@@ -17,8 +17,8 @@ from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import by_neighbours, checked_density, kronrod, lobatto, lobatto_nodes
 from skksivi.judge import THRESHOLDS, Grade, Verdict
 from skksivi.mixing import GaussianMixtureDraws, log_student
-from skksivi.pilot._faults import look_for_jump
 from skksivi.pilot._mixture import Components, covariance_root, fitted_mixture, score_matched
+from skksivi.pilot._newton import look_for_jump
 from skksivi.pilot._points import PilotPoints, judge_weights, limit_of_divergence
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
 from skksivi.score._tally import BudgetError
@@ -274,7 +274,7 @@ def resampled(
     else:
         s, ratios = None, score_u.log_prob(u).detach() - q.log_density(u)
     inside = ratios.isfinite()
-    if own.softmax(0)[~inside].sum() > 1e-4:  # of the mass of the mixture
+    if not own.softmax(0)[~inside].sum() <= 1e-4:  # of the mass of the mixture; NaN where its density is
         return None
     u, s = u[inside], None if s is None else s[inside]
     ell, own = as_array(ratios[inside]), as_array(own[inside])

@@ -342,7 +342,6 @@ def score_matched(mixture: Components, u: Tensor, s: Tensor, generator: torch.Ge
 
 # Gaussians that are fitted to a target by its score, or to points near it
 
-
 #: Draws by which a Gaussian is compared with its target, and fewer of them.
 N_DRAWS, N_QUICK = 256, 64
 

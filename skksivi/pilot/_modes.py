@@ -20,21 +20,11 @@ from skksivi.coordinates._lines import log_ratio
 from skksivi.coordinates._whitening import looks, n_looks
 from skksivi.pilot._mixture import Components, score_divergence
 from skksivi.pilot._newton import MAX_STEPS, is_spike, jacobians, over_kinks, search_modes
-from skksivi.pilot._symmetries import (
-    MAX_MODES,
-    N_TRIED,
-    REACH,
-    Symmetry,
-    around,
-    images,
-    same_mode,
-    symmetries_of,
-)
-from skksivi.score._bounds import Bound, call_of
-from skksivi.score._improper import ImproperError
-from skksivi.score._probe import falls
+from skksivi.pilot._symmetries import MAX_MODES, N_TRIED, REACH, Symmetry, around, images, same_mode, symmetries_of
+from skksivi.score._domain import Bound, call_of
+from skksivi.score._products import falls
 from skksivi.score._score import DifferentiableScore, Score
-from skksivi.score._tally import DivergedError
+from skksivi.score._tally import DivergedError, ImproperError
 
 #: Points around the origin, and around the best mode, from which modes are searched at first, at most, and the most
 #: numbers in them.
@@ -217,7 +207,6 @@ def search_around(
 
 
 # The other modes of a target
-
 
 #: The mean square of a score at which an ascent has arrived, and the steps from which it knows the curvature.
 LEVEL, N_PAIRS = 1e-4, 8

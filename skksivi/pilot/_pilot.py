@@ -46,7 +46,7 @@ from skksivi.coordinates._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.coordinates._whitening import GIVEN, MATCHED, Whitening, map_of_pair, starting_points
 from skksivi.judge import Grade
 from skksivi.parameters import Init, Pilot, Whiten, chains_of
-from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_WARM, surrounding, underdamped_pilot
+from skksivi.pilot._chains import surrounding, underdamped_pilot
 from skksivi.pilot._mixture import MOST_FEATURES, batch_and_match
 from skksivi.pilot._modes import FEW_STARTS, MAX_STARTS, ModeMaps
 from skksivi.pilot._newton import check_mode, laplace, newton_cg
@@ -100,14 +100,7 @@ QUICK: tuple[PilotStage, ...] = (
     MoreTrajectories(),
 )
 FRUGAL: tuple[PilotStage, ...] = (Newton(), FewAscents(), FewScores(), LastAscents())
-THOROUGH: tuple[PilotStage, ...] = (
-    WiderSearch(QUICK, FEW_STARTS),
-    WiderSearch(QUICK, MAX_STARTS),
-    LongChains(),
-)
-
-#: Calls of a pilot, about.
-N_EXPECTED = N_CHAINS * (N_WARM + 40) * N_CALLS
+THOROUGH: tuple[PilotStage, ...] = (WiderSearch(QUICK, FEW_STARTS), WiderSearch(QUICK, MAX_STARTS), LongChains())
 
 #: A map, and the pilot if there is one.
 Found = tuple[Whitening, PilotPoints | None]

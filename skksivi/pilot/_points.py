@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, AffineMap
-from skksivi.coordinates._curved import Curved
-from skksivi.coordinates._whitening import LAPLACE
+from skksivi.coordinates._whitening import LAPLACE, Curved
 from skksivi.judge import THRESHOLDS, Grade, Verdict
 from skksivi.pilot._mixture import N_DRAWS, Components, fitted_mixture, gaussian_of
 from skksivi.score._score import ScoreFunction

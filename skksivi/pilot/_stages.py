@@ -23,7 +23,6 @@ from skksivi.coordinates._whitening import LONG_CHAINS, Attempt, Whitening, n_lo
 from skksivi.judge import THRESHOLDS, Grade, Verdict
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble, Refine, as_they_are
-from skksivi.pilot._faults import fault_of_noise, look_for_jump, over_noise
 from skksivi.pilot._importance import (
     HeavyTailed,
     fitted,
@@ -32,6 +31,7 @@ from skksivi.pilot._importance import (
     standard_pilot,
     without_wrong_density,
 )
+from skksivi.pilot._log_density import Seen, Surrogate, spread_points
 from skksivi.pilot._mixture import MOST_FEATURES, gaussian_of, matched
 from skksivi.pilot._mode_weights import (
     are_near,
@@ -51,16 +51,14 @@ from skksivi.pilot._modes import (
     ridge_of,
     search_around,
 )
-from skksivi.pilot._newton import check_mode, dense_mode, is_spike
+from skksivi.pilot._newton import check_mode, dense_mode, fault_of_noise, is_spike, look_for_jump, over_noise
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
-from skksivi.pilot._profile import out_of_spike
-from skksivi.pilot._surrogate import Seen, Surrogate, spread_points
+from skksivi.pilot._profile import around_start, by_scales, out_of_spike, warped
 from skksivi.pilot._symmetries import Symmetry, images, same_mode, told
-from skksivi.pilot._warped import around_start, by_scales, warped
-from skksivi.score._improper import ImproperError, has_power_tails
-from skksivi.score._probe import doubt_of_sign, steadied
+from skksivi.score._domain import doubt_of_sign, has_power_tails
+from skksivi.score._products import steadied
 from skksivi.score._score import Score
-from skksivi.score._tally import DIVERGED, BudgetError, DivergedError
+from skksivi.score._tally import DIVERGED, BudgetError, DivergedError, ImproperError
 
 LOGGER = logging.getLogger("skksivi")
 
@@ -182,10 +180,6 @@ class Known:
     def verdict(self) -> Verdict | None:
         return None if self.points is None else self.points.judged()
 
-    def from_start(self, starts: Tensor, *, alone: bool) -> Known:
-        """Return what is known before any search from other starts (k, d)."""
-        return Known(self.score, starts, alone, self.settings, self.generator, self.warps)
-
     @property
     def effort(self) -> str:
         """The effort, which is low where more would not make up for a fault of the target."""
@@ -280,11 +274,10 @@ def run_stages(stages: tuple[PilotStage, ...], known: Known) -> None:
             LOGGER.debug("pilot: %s", attempt)
 
 
-@dataclass(frozen=True)
 class Newton:
     """The mode to which Newton steps lead from the start, and the Gaussian by the curvature there."""
 
-    name: str = "mode search"
+    name = "mode search"
 
     def applies(self, known: Known) -> bool:
         return not known.modes.maps
@@ -319,14 +312,13 @@ def _first_modes(known: Known) -> ModeMaps:
     return ModeMaps([Affine.shift(known.starts[0])], known.starts.new_ones(1))
 
 
-@dataclass(frozen=True)
 class IndependentDirections:
     """Coordinates in which the independent directions of a target are normal, if all else nearly is.
 
     Unless the mode is alone, or all directions are independent, no other mode may be found.
     """
 
-    name: str = "independent directions"
+    name = "independent directions"
 
     def applies(self, known: Known) -> bool:
         return known.warps and bool(known.modes.maps)
@@ -349,11 +341,10 @@ class IndependentDirections:
         yield found._replace(warp=curved)
 
 
-@dataclass(frozen=True)
 class OtherModes:
     """The other modes, to which ascents from all around lead."""
 
-    name: str = "other modes"
+    name = "other modes"
 
     def applies(self, known: Known) -> bool:
         return known.has_one_mode and not known.alone
@@ -368,11 +359,10 @@ class OtherModes:
             yield pilot_of_mixture(known.modes.mixture(), N_OF_GAUSSIAN)
 
 
-@dataclass(frozen=True)
 class AllModes:
     """Importance sampling from Gaussians at all modes, or from chains around each, weighted by bridge sampling."""
 
-    name: str = "all modes"
+    name = "all modes"
 
     def applies(self, known: Known) -> bool:
         return len(known.modes.maps) > 1
@@ -414,11 +404,10 @@ def until_spent(pilots: Iterator[PilotPoints]) -> Iterator[PilotPoints]:
             raise
 
 
-@dataclass(frozen=True)
 class Spike:
     """The profile along what scales the others, where the search for a mode ends in a spike."""
 
-    name: str = "profile of a spike"
+    name = "profile of a spike"
 
     def applies(self, known: Known) -> bool:
         return known.warps and known.has_one_mode and known.score.units is None and is_spike(known.mode)
@@ -459,13 +448,12 @@ def check_resolved(known: Known) -> None:
     )
 
 
-@dataclass(frozen=True)
 class MatchedGaussian:
     """Importance sampling from the Gaussian at the mode, or from one fitted to the scores, and from mixtures that are
     fitted to its draws.
     """
 
-    name: str = "matched Gaussian"
+    name = "matched Gaussian"
 
     def applies(self, known: Known) -> bool:
         return known.has_one_mode
@@ -484,7 +472,6 @@ def _out_of_neck(known: Known, points: PilotPoints) -> PilotPoints:
     return by_scales(known.score, points.x, known.generator) or points
 
 
-@dataclass(frozen=True)
 class ShortChains:
     """Short Hamiltonian chains and importance sampling from what they show, also in warped coordinates.
 
@@ -492,7 +479,7 @@ class ShortChains:
     which is then given up; of many only around the start, for the curvature at a mode says less there.
     """
 
-    name: str = "short chains"
+    name = "short chains"
 
     def applies(self, known: Known) -> bool:
         return known.has_one_mode
@@ -523,11 +510,10 @@ class ShortChains:
             check_resolved(known)
 
 
-@dataclass(frozen=True)
 class WarpedCoordinates:
     """Chains of many features in coordinates that are warped."""
 
-    name: str = "warped coordinates"
+    name = "warped coordinates"
 
     def applies(self, known: Known) -> bool:
         return known.warps and known.has_one_mode and known.n_features >= MANY_FEATURES
@@ -540,11 +526,10 @@ class WarpedCoordinates:
             yield from warped(known.score, known.points.x, known.generator)
 
 
-@dataclass(frozen=True)
 class MoreTrajectories:
     """The same chains of many features, for longer."""
 
-    name: str = "more trajectories"
+    name = "more trajectories"
 
     def applies(self, known: Known) -> bool:
         return known.has_one_mode and known.n_features >= MANY_FEATURES and known.effort != "low"
@@ -556,11 +541,10 @@ class MoreTrajectories:
 # Where scores are expensive
 
 
-@dataclass(frozen=True)
 class FewAscents:
     """The other modes, to which a dozen ascents lead."""
 
-    name: str = OtherModes.name
+    name = OtherModes.name
 
     def applies(self, known: Known) -> bool:
         return known.has_one_mode and not known.alone
@@ -576,7 +560,6 @@ class FewAscents:
         yield pilot_of_mixture(known.modes.mixture(), N_OF_GAUSSIAN)
 
 
-@dataclass(frozen=True)
 class FewScores:
     """The stages of a target that costs nothing, on a surrogate of log p by the scores of few points.
 
@@ -584,7 +567,7 @@ class FewScores:
     fitted again. The points of a round are no better than the surrogate, and never more than rough.
     """
 
-    name: str = "surrogate"
+    name = "surrogate"
 
     def applies(self, known: Known) -> bool:
         return known.n_features <= MOST_FEATURES
@@ -621,11 +604,10 @@ class FewScores:
                 seen.metric = gaussian_of(points.x)
 
 
-@dataclass(frozen=True)
 class LastAscents:
     """More ascents, from around the points that were found, by the calls that are left."""
 
-    name: str = OtherModes.name
+    name = OtherModes.name
 
     def applies(self, known: Known) -> bool:
         ascents, left = known.modes.ascents, known.score.tally.left or 0
@@ -684,7 +666,8 @@ class WiderSearch:
                 with suppress(*DIVERGED):
                     yield from AllModes().propose(known)
         elif len(before.maps) == len(modes.maps) == 1 and not same_mode(modes.maps[0], before.maps[0]):
-            there = known.from_start(modes.maps[0].m[None], alone=self.n_starts == MAX_STARTS)
+            start, alone = modes.maps[0].m[None], self.n_starts == MAX_STARTS
+            there = Known(known.score, start, alone, known.settings, known.generator, known.warps)
             there.attempts = known.attempts
             with suppress(*DIVERGED):
                 run_stages(self.stages, there)
@@ -707,14 +690,13 @@ def check_mass(known: Known, mode: Affine) -> None:
             all_modes(known.score, known.starts[0], mode, torch.Generator(known.starts.device).manual_seed(0))
 
 
-@dataclass(frozen=True)
 class LongChains:
     """Many long chains around each mode, pooled by the weights of the modes, and importance sampling from them.
 
     Chains that end far from those before do not count as converged.
     """
 
-    name: str = LONG_CHAINS
+    name = LONG_CHAINS
 
     def applies(self, known: Known) -> bool:
         return bool(known.modes.maps)

@@ -5,15 +5,6 @@ compute what is shown and call it. The drawn objects are in attributes: `ax_`, `
 """
 
 from skksivi.plotting._columns import ForestDisplay, MarginalsDisplay, SearchDisplay
-from skksivi.plotting._curves import CalibrationDisplay, LossDisplay
-from skksivi.plotting._planes import DensityDisplay, LayersDisplay
+from skksivi.plotting._curves import DensityDisplay, LossDisplay
 
-__all__ = [
-    "CalibrationDisplay",
-    "DensityDisplay",
-    "ForestDisplay",
-    "LayersDisplay",
-    "LossDisplay",
-    "MarginalsDisplay",
-    "SearchDisplay",
-]
+__all__ = ["DensityDisplay", "ForestDisplay", "LossDisplay", "MarginalsDisplay", "SearchDisplay"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.contour import QuadContourSet
     from matplotlib.gridspec import GridSpecBase
-
-    Shared = bool | Literal["none", "all", "row", "col"]
 
 #: x0, x1, y0, y1.
 Box = tuple[float, float, float, float]
@@ -72,8 +70,7 @@ class OfDraws:
         NotFittedError, TypeError, ValueError
             As `sample` and `from_draws` do.
         """
-        if not hasattr(estimator, "pooled"):  # an ensemble draws, too
-            check_fit(estimator, name="estimator")
+        check_fit(estimator, name="estimator")
         X = {type(estimator).__name__: estimator.sample(n_samples, random_state=random_state)}
         return cls.from_draws(X, *others, **options)
 
@@ -87,8 +84,8 @@ def own_axes(ax: Axes | None, figsize: tuple[float, float] | None = None) -> Axe
     return plt.subplots(figsize=figsize, layout="constrained")[1]
 
 
-def panels(ax: Axes, n_rows: int, n_columns: int, *, sharex: Shared = False, sharey: Shared = False) -> np.ndarray:
-    """Put axes (n_rows, n_columns) where some are, which become empty and stay the current ones."""
+def panels(ax: Axes, k: int) -> np.ndarray:
+    """Put axes (k, k), one scale per column, where some are, which become empty and stay the current ones."""
     from matplotlib.gridspec import GridSpecFromSubplotSpec
 
     figure = ax.figure
@@ -97,10 +94,10 @@ def panels(ax: Axes, n_rows: int, n_columns: int, *, sharex: Shared = False, sha
     place = ax.get_subplotspec()
     if place is None:
         x0, y0, x1, y1 = ax.get_position().extents
-        grid: GridSpecBase = figure.add_gridspec(n_rows, n_columns, left=x0, right=x1, bottom=y0, top=y1)
+        grid: GridSpecBase = figure.add_gridspec(k, k, left=x0, right=x1, bottom=y0, top=y1)
     else:
-        grid = GridSpecFromSubplotSpec(n_rows, n_columns, place)
-    axes = grid.subplots(sharex=sharex, sharey=sharey, squeeze=False)
+        grid = GridSpecFromSubplotSpec(k, k, place)
+    axes = grid.subplots(sharex="col", squeeze=False)
     figure.sca(current)
     return axes
 

@@ -149,7 +149,7 @@ class MarginalsDisplay(OfDraws):
         k = len(edges)
         ax = own_axes(ax, (1.9 * k + 0.6, 1.9 * k + 0.2))
         self.ax_, self.figure_ = ax, ax.figure
-        self.axes_ = panels(ax, k, k, sharex="col")
+        self.axes_ = panels(ax, k)
         self.lines_: list[list[Line2D]] = [[] for _ in layers]
         for (i, j), panel in np.ndenumerate(self.axes_):
             if j <= i:

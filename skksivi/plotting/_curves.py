@@ -1,4 +1,4 @@
-"""Curves: the loss of a training, and ranks of a simulation-based calibration."""
+"""The loss of a training, and draws in the plane."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.utils import check_scalar
 
-from skksivi._utils.checks import check_integer
-from skksivi._utils.monte_carlo import check_ranks, counts_below, uniform_band
 from skksivi.base import BaseApproximator, check_fit, loss_label
-from skksivi.plotting._base import COLOURS, FAINT, own_axes
+from skksivi.plotting._base import (
+    COLOURS,
+    FAINT,
+    HasLogProb,
+    OfDraws,
+    as_samples,
+    box_and_levels,
+    check_target,
+    draw_contours,
+    own_axes,
+    thinned,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.collections import PolyCollection
+    from matplotlib.collections import PathCollection, QuadMesh
     from matplotlib.lines import Line2D
 
 
@@ -174,127 +182,112 @@ def _set_scale(ax: Axes, losses: np.ndarray, means: np.ndarray) -> None:
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class CalibrationDisplay:
-    """Distribution functions of ranks minus the uniform one, with a simultaneous band for uniform ranks.
-
-    Draws that are too narrow give a line that is first above and then below zero, draws that are too wide the
-    reverse; draws that are too high stay above zero, draws that are too low below.
+class DensityDisplay(OfDraws):
+    """Draws in two dimensions under the contours of a target.
 
     Parameters
     ----------
-    ranks : ndarray of shape (n, k)
-        Of k quantities in n replications, from 0 to `n_draws`.
-    n_draws : int
-        Number of draws among which each true value was ranked.
-    names : sequence of str of length k, default=None
-        None means x0, x1 and so on.
+    X : ndarray of shape (n, 2)
+    target : Target, default=None
+        With `log_prob`; the lines enclose 50, 90 and 99% of its mass.
 
     Attributes
     ----------
     ax_ : Axes
     figure_ : Figure
-    lines_ : list of Line2D
-        One for each quantity. Those beyond the seventh that stay in the band are grey, and not in the legend.
-    band_ : PolyCollection
+    cloud_ : PathCollection or QuadMesh
+        The draws.
+    contours_ : QuadContourSet or None
 
     See Also
     --------
-    skksivi.calibration.sbc : Simulation-based calibration.
-
-    References
-    ----------
-    Säilynoja, T., Bürkner, P.-C. and Vehtari, A. (2022). Graphical test for discrete uniformity and its applications
-    in goodness-of-fit evaluation and multiple sample comparison. https://arxiv.org/abs/2103.10522
+    MarginalsDisplay : Marginals and pairs beside reference draws.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from skksivi.plotting import CalibrationDisplay
-    >>> ranks = np.random.RandomState(0).randint(100, size=(200, 3))
-    >>> display = CalibrationDisplay.from_ranks(ranks, 99)
-    >>> len(display.lines_)
-    3
+    >>> from skksivi.baselines import Laplace
+    >>> from skksivi.plotting import DensityDisplay
+    >>> from skksivi.targets import Banana
+    >>> display = DensityDisplay.from_estimator(Laplace().fit(Banana()), Banana())
+    >>> display.figure_.savefig("density.png")  # doctest: +SKIP
     """
 
-    ranks: np.ndarray
-    n_draws: int
-    names: Sequence[str] | None = None
+    X: np.ndarray
+    target: HasLogProb | None = None
 
     @classmethod
-    def from_ranks(
+    def from_draws(
         cls,
-        ranks: ArrayLike,
-        n_draws: int,
+        X: ArrayLike,
+        target: HasLogProb | None = None,
         *,
-        names: Sequence[str] | None = None,
-        level: float = 0.95,
+        kind: str = "scatter",
+        extent: Sequence[float] | None = None,
         ax: Axes | None = None,
     ) -> Self:
-        """Show ranks.
+        """Show draws.
 
         Parameters
         ----------
-        ranks : array-like of shape (n, k) or (n,)
-            Integers from 0 to `n_draws`.
-        n_draws : int
-            Number of draws among which each true value was ranked.
-        names : sequence of str of length k, default=None
-            None means x0, x1 and so on.
-        level : float, default=0.95
-            See `plot`.
+        X : array-like of shape (n, 2)
+        target : Target, default=None
+            With two features and `log_prob`.
+        kind : {"scatter", "histogram"}, default="scatter"
+            Up to 2,000 points, or the number of all draws in small squares, whose shades follow its square root.
+        extent : (x0, x1, y0, y1), default=None
+            The box to show; None finds one that holds the draws and the target's mass near them.
         ax : Axes, default=None
             Where to draw; None makes a figure.
 
         Returns
         -------
-        display : CalibrationDisplay
+        display : DensityDisplay
 
         Raises
         ------
+        TypeError
+            The target has no `log_prob`.
         ValueError
-            Ranks are not integers from 0 to `n_draws`, there is another number of names, or `level` is not in (0, 1).
+            X or the target has not two features, or `kind` is unknown.
         """
-        n_draws = check_integer(n_draws, "n_draws", min_val=1)
-        ranks = check_ranks(ranks, n_draws)
-        if names is not None and len(names) != ranks.shape[1]:
-            raise ValueError(f"`names` are {len(names)}, expected {ranks.shape[1]}, one for each column of `ranks`.")
-        return cls(ranks=ranks, n_draws=n_draws, names=names).plot(ax, level=level)
+        (X,) = as_samples(X).values()
+        if X.shape[1] != 2:
+            raise ValueError(f"`X` has {X.shape[1]} columns, expected 2; show pairs of more by MarginalsDisplay.")
+        check_target(target)
+        return cls(X=X, target=target).plot(ax, kind=kind, extent=extent)
 
-    def plot(self, ax: Axes | None = None, *, level: float = 0.95) -> Self:
+    def plot(self, ax: Axes | None = None, *, kind: str = "scatter", extent: Sequence[float] | None = None) -> Self:
         """Draw.
 
         Parameters
         ----------
         ax : Axes, default=None
             Where to draw; None makes a figure.
-        level : float, default=0.95
-            At least this probability that all lines of uniform ranks stay in the band. The complement is divided by
-            the number of lines.
+        kind : {"scatter", "histogram"}, default="scatter"
+        extent : (x0, x1, y0, y1), default=None
 
         Returns
         -------
-        self : CalibrationDisplay
+        self : DensityDisplay
         """
-        check_scalar(level, "level", float, min_val=0, max_val=1, include_boundaries="neither")
-        ax = own_axes(ax, (6.4, 4))
+        if kind not in ("scatter", "histogram"):
+            raise ValueError(f"`kind` must be 'scatter' or 'histogram', got {kind!r}.")
+        if extent is not None and len(extent) != 4:
+            raise ValueError(f"`extent` must be four numbers, x0, x1, y0 and y1, got {extent!r}.")
+        found, levels = box_and_levels([self.X], self.target)
+        x0, x1, y0, y1 = found if extent is None else extent
+        ax = own_axes(ax, (4.8, 4.8))
         self.ax_, self.figure_ = ax, ax.figure
-        n, k = self.ranks.shape
-        names = [f"x{j}" for j in range(k)] if self.names is None else self.names
-        z = np.arange(1, self.n_draws + 1) / (self.n_draws + 1)
-        low, high = uniform_band(n, self.n_draws, 1 - (1 - level) / k)
-        label = f"{level:.0%} band" + (" of all lines" if k > 1 else "")
-        self.band_: PolyCollection = ax.fill_between(
-            z, low / n - z, high / n - z, color=FAINT, alpha=0.3, linewidth=0, label=label
-        )
-        ax.axhline(0, color=FAINT, linewidth=0.8)
-        self.lines_: list[Line2D] = []
-        for j, (name, ranks) in enumerate(zip(names, self.ranks.T, strict=True)):
-            counts = counts_below(ranks, self.n_draws)
-            plain = j >= len(COLOURS) and not ((counts < low) | (counts > high)).any()
-            style = (
-                {"color": FAINT, "linewidth": 0.8} if plain else {"color": COLOURS[j % len(COLOURS)], "label": name}
-            )
-            self.lines_ += ax.plot(z, counts / n - z, **style)
-        ax.set(xlabel="rank of the true value, as a share of the draws", ylabel="ECDF difference", xlim=(0, 1))
-        ax.legend(frameon=False, fontsize="small")
+        if kind == "scatter":
+            x, y = thinned(self.X).T
+            self.cloud_: PathCollection | QuadMesh = ax.scatter(x, y, s=6, color=COLOURS[0], alpha=0.4, linewidths=0)
+        else:
+            bins = [np.linspace(x0, x1, 101), np.linspace(y0, y1, 101)]
+            from matplotlib.colors import PowerNorm
+
+            # shades follow the root of the counts, so that thin parts are visible beside the peak
+            shades = PowerNorm(0.5, vmin=0)
+            self.cloud_ = ax.hist2d(self.X[:, 0], self.X[:, 1], bins=bins, cmap="Blues", cmin=1, norm=shades)[-1]
+        self.contours_ = None if self.target is None else draw_contours(ax, self.target, levels, (x0, x1, y0, y1))
+        ax.set(xlim=(x0, x1), ylim=(y0, y1), xlabel="x0", ylabel="x1")
         return self

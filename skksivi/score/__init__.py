@@ -1,8 +1,9 @@
 """Scores of targets: what a function may be, and products with its Jacobian."""
 
-from skksivi.score._probe import choose_product, in_double, probe
-from skksivi.score._rejected import REJECTIONS, first_points, in_parts
+from skksivi.score._probe import in_double, probe
+from skksivi.score._products import choose_product
 from skksivi.score._score import (
+    REJECTIONS,
     DifferentiableScore,
     HasLogProb,
     Score,
@@ -11,10 +12,11 @@ from skksivi.score._score import (
     Tempered,
     UntriedScore,
     autograd_pullback,
+    first_points,
+    in_parts,
 )
 from skksivi.score._tally import BudgetError, Stage, Tally
-from skksivi.score._target import resolve_score
-from skksivi.score._workers import ByWorkers
+from skksivi.score._target import ByWorkers, resolve_score
 
 __all__ = [
     "REJECTIONS", "BudgetError", "ByWorkers", "DifferentiableScore", "HasLogProb", "Score", "ScoreFunction",

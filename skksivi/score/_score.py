@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.score._rejected import in_parts
+from skksivi.score._refusals import tell
 from skksivi.score._tally import Doubt, Tally
 
 #: Maps (n, d) points to (n, d) gradients of log p.
@@ -26,6 +26,17 @@ ScoreWithProduct = Callable[[Tensor], tuple[Tensor, ScoreFunction]]
 
 #: Step of a central difference by the type in which a score is computed, in units of 1 + |x|.
 STEPS = {torch.float32: 3e-3, torch.float64: 1e-5}
+
+#: What a matrix that is not positive definite, a division by zero or a parameter out of its range raises. Numpy's
+#: LinAlgError is a ValueError.
+REJECTIONS = (ArithmeticError, ValueError, torch.linalg.LinAlgError)
+
+#: What may be the points', as a solver raises RuntimeError, and what never is.
+POSSIBLE = (*REJECTIONS, RuntimeError)
+OF_DEVICE = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # older ones have a bare RuntimeError for it
+NEVER_OF_POINTS = (NotImplementedError, RecursionError, torch.OutOfMemoryError, OF_DEVICE)
+
+Result = TypeVar("Result")
 
 #: Number of observations in a cheap version of a score of many.
 N_SKETCHED = 1000
@@ -324,6 +335,69 @@ class Score:
             return central_difference(self, x.to(self.dtype), v.to(self.dtype), self.step, self.units).to(v)
         pull = self.differentiated(x)[1]
         return self._mended(pull, x)(v)
+
+
+# Points at which a function raises instead of returning NaN
+
+
+def first_points(n: int, like: Tensor) -> Tensor:
+    """Return the n points at which every function is called first, of the features, type and device of x (k, d)."""
+    d = like.shape[1]
+    return torch.linspace(-1, 1, n * d, dtype=like.dtype, device=like.device).reshape(n, d)
+
+
+def in_parts(
+    f: Callable[[Tensor], Result],
+    x: Tensor,
+    nothing: Callable[[Tensor], Result],
+    tally: Tally,
+    again: Callable[[int], object] | None = None,
+) -> list[Result]:
+    """Return f at x (n, d), or f at parts of x and `nothing` at each row where f raises, in the order of the rows.
+
+    Rows are found by halving, each call of which counts. `again` calls f with so many rows where it was called first,
+    by default at `first_points`. A RuntimeError, as solvers raise it, is the points' where f works there with as many
+    rows; else it is a fault of f, as are shapes, types and devices that do not match.
+
+    Raises
+    ------
+    ArithmeticError, ValueError, torch.linalg.LinAlgError
+        f raises at every row, and also where it is called first: it no longer works at all.
+    RuntimeError
+        f also raises where it is called first.
+    """
+    call_first = again or (lambda n: f(first_points(2, x).repeat(-(-n // 2), 1)[:n]))
+    errors, n_rejected, sizes = list[Exception](), 0, set[int]()
+
+    def asked(part: Tensor) -> list[Result]:
+        nonlocal n_rejected
+        try:
+            return [f(part)]
+        except NEVER_OF_POINTS:
+            raise
+        except POSSIBLE as error:
+            errors.append(error)
+            n = len(part)
+            if not isinstance(error, REJECTIONS) and n not in sizes:
+                tally.add(values=n)
+                call_first(n)
+                sizes.add(n)
+        if n <= 1:
+            n_rejected += 1
+            return [nothing(part)]
+        found: list[Result] = []
+        for half in part.tensor_split(2):
+            tally.add(values=len(half))
+            found += asked(half)
+        return found
+
+    parts = asked(x)
+    if n_rejected == len(x):
+        call_first(2)
+    if n_rejected:
+        tell("points where it raises", errors[0], n=len(x), n_rejected=n_rejected, is_first=not tally.n_rejected)
+        tally.n_rejected += n_rejected
+    return parts
 
 
 # Products with the Jacobian

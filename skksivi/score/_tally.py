@@ -15,8 +15,8 @@ from torch import Tensor
 
 LOGGER = logging.getLogger("skksivi")
 
-#: Name of the stage of a fit before the first that is announced.
-CHECKS = "checks"
+#: Name of the stage of a fit before the first that is announced, and the unit of most lengths.
+CHECKS, CALLS = "checks", "score calls"
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Stage:
 class Listener(Protocol):
     """An object that follows a fit by its evaluations of the score."""
 
-    def begin(self, stage: str, n_calls: int, so_far: int) -> None:
-        """Take note that a stage of about so many calls begins, zero if unknown, after `so_far` in total."""
+    def begin(self, stage: str, length: int, unit: str, so_far: int) -> None:
+        """Take note that a stage begins after `so_far` calls, of a length in some unit, zero if unknown."""
 
     def hear(self, so_far: int, limit: int | None) -> None:
         """Take note of the number of calls so far, and of the most that are allowed."""
@@ -131,12 +131,12 @@ class Tally:
             except BudgetError:
                 self.spent = spent
 
-    def begin(self, stage: str, n_calls: int = 0) -> None:
-        """Announce a stage of a fit of about so many calls, zero if unknown."""
+    def begin(self, stage: str, length: int = 0, unit: str = CALLS) -> None:
+        """Announce a stage of a fit of about this length, zero if unknown."""
         self.end(stage)
         self.last = stage
         if self.listener is not None:
-            self.listener.begin(stage, n_calls, self.total)
+            self.listener.begin(stage, length, unit, self.total)
 
     def end(self, next_stage: str = "") -> None:
         """Add the calls and seconds of the current stage to the total under its name, and begin the next."""
@@ -219,6 +219,10 @@ class DivergedError(ValueError):
             "is the gradient of log p, not of -log p) or belong to no proper density. Else set `init` to a point "
             "near a mode or, where there is such a parameter, `whiten` to a pair (mean, Cholesky factor) or to None."
         )
+
+
+class ImproperError(ValueError):
+    """The target has no finite mass."""
 
 
 #: What ends a search, or chains, that have left the finite numbers.

@@ -1,9 +1,7 @@
 """Estimators of the kernel Stein discrepancy, and the terms beside them."""
 
 from skksivi.stein._discrepancy import finite_scores, mean_between, mean_within, stein_matrix, tiles, upper_blocks
-from skksivi.stein._estimators import GRADIENT_ESTIMATORS
-from skksivi.stein._fused import value_and_gradients
-from skksivi.stein._path import Memory, velocity
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS, Memory, value_and_gradients, velocity
 
 __all__ = [
     "GRADIENT_ESTIMATORS", "Memory", "finite_scores", "mean_between", "mean_within", "stein_matrix", "tiles",

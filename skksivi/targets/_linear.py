@@ -251,7 +251,6 @@ class BayesianLogisticRegression(Target):
     See Also
     --------
     skksivi.KSIVIClassifier : Classification with a posterior inside.
-    SparseLogisticRegression : Logistic regression with a scale for each coefficient.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""The paper's two-dimensional targets, and shapes of the public suites in any dimension, with exact samplers."""
+"""The paper's toys and its diffusion, and shapes of the public suites in any dimension, with exact samplers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ class Banana(Target):
 
     See Also
     --------
-    Rosenbrock : Curved pairs in many dimensions.
     XShaped : Two crossed Gaussians.
 
     References
@@ -157,7 +156,6 @@ class GaussianMixture(_Mixture):
     See Also
     --------
     EightGaussians : Eight modes on a circle.
-    ManyWell : Many modes in many dimensions.
 
     References
     ----------
@@ -412,7 +410,7 @@ class Funnel(Target):
 
     See Also
     --------
-    Rosenbrock : Curved pairs in many dimensions.
+    Banana : A curved density in the plane.
     StudentT : Heavy tails in the plane.
 
     References
@@ -453,140 +451,130 @@ class Funnel(Target):
         return torch.cat([v, (v / 2).exp() * xi[:, 1:]], -1)
 
 
-class ManyWell(Target):
-    r"""Independent double wells and normals in turns, with :math:`2^{d/2}` modes.
+class ConditionedDiffusion(Target):
+    r"""The path of :math:`dx = b(x)\,dt + dw` from 0, given noisy observations of every fifth point.
 
-    .. math:: \log p(x) = \sum_{i=1}^{d/2} \left[-x_{2i-1}^4 + 6 x_{2i-1}^2 + \tfrac12 x_{2i-1}
-        - \tfrac12 x_{2i}^2\right] - \log Z
+    The drift is :math:`b(x) = 10 x (1 - x^2)`. With the Euler-Maruyama step :math:`\Delta = 1/d` and innovations
+    :math:`r_k = x_k - x_{k-1} - \Delta\, b(x_{k-1})`,
 
-    The right one of each two wells has 85% of the probability.
+    .. math::
+        \log p(x | y) = -\sum_{k=1}^d \frac{r_k^2}{2 \Delta} - \sum_{k \in 5\mathbb{N}} \frac{(y_k - x_k)^2}{2 \tau^2}
+        + \mathrm{const}, \qquad \tau = 0.1.
 
     Parameters
     ----------
-    n_features : int, default=32
-        Dimension d, even.
+    n_features : int, default=100
+        Number d of points of the path, a multiple of 5.
+
+    Attributes
+    ----------
+    path : Tensor of shape (d,)
+        The path that was observed, simulated from a fixed seed.
+    observations : Tensor of shape (d / 5,)
+        The y_k, with noise of standard deviation 0.1.
 
     Raises
     ------
     TypeError, ValueError
-        `n_features` is not a positive even number.
+        `n_features` is not a positive multiple of 5.
 
     See Also
     --------
-    GaussianMixture : Any mixture of Gaussians.
+    BayesianNeuralNetwork : The posterior of a network.
 
     References
     ----------
-    Midgley, L. et al. (2023). Flow annealed importance sampling bootstrap. https://arxiv.org/abs/2208.01893
+    Detommaso, G. et al. (2018). A Stein variational Newton method. https://arxiv.org/abs/1806.03085
 
     Examples
     --------
     >>> import torch
-    >>> from skksivi.targets import ManyWell
-    >>> ManyWell(2).score_fn(torch.tensor([[0.0, 1.0]]))
-    tensor([[ 0.5000, -1.0000]])
+    >>> from skksivi.targets import ConditionedDiffusion
+    >>> ConditionedDiffusion(n_features=50).score_fn(torch.zeros(1, 50)).shape
+    torch.Size([1, 50])
     """
 
-    def __init__(self, n_features: int = 32) -> None:
-        self.n_features = check_even(n_features)
+    up_to_constant = True
+
+    def __init__(self, n_features: int = 100) -> None:
+        if check_integer(n_features, "n_features", min_val=5) % 5:
+            raise ValueError(f"`n_features` must be a multiple of 5, got {n_features!r}.")
+        self.n_features = int(n_features)
+        self.step = 1 / self.n_features
+        self.path, self.observations = _simulate(self.n_features, self.step)
+        self._precision = torch.zeros_like(self.path)
+        self._precision[4::5] = 0.1**-2
+        self._y = torch.zeros_like(self.path)
+        self._y[4::5] = self.observations
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Evaluate log p at each row of x (n, d), normalised."""
-        a, b = x[..., ::2], x[..., 1::2]
-        constant = 9.374541173869195 + math.log(2 * math.pi) / 2  # of the integral of exp(-x^4 + 6 x^2 + x / 2)
-        square = a.square()
-        return (square * (6 - square) + (a - b.square()) / 2 - constant).sum(-1)
+        """Evaluate log p at each row of x (n, d), up to a constant."""
+        misfit = self._precision.to(x) * (self._y.to(x) - x).square()
+        return -(self._innovations(x).square() / self.step + misfit).sum(-1) / 2
 
     def score_fn(self, x: Tensor) -> Tensor:
         """Evaluate the gradient of log p at each row of x (n, d)."""
-        a, b = x[..., ::2], x[..., 1::2]
-        return torch.stack([4 * a * (3 - a.square()) + 0.5, -b], -1).flatten(-2)
+        r = self._innovations(x) / self.step
+        onward = r[..., 1:] * (1 + self.step * self._slope(x[..., :-1]))
+        pulled = torch.nn.functional.pad(onward, (0, 1)) - r
+        return pulled + self._precision.to(x) * (self._y.to(x) - x)
 
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n exact samples, shape (n, d)."""
-        x = torch.randn(n, self.n_features, generator=generator, dtype=torch.float64, device=generator.device)
-        x[:, ::2] = _wells(n * self.n_features // 2, generator).view(n, self.n_features // 2)
-        return x
+    def score_vjp(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return the score at x and the product with its tridiagonal Jacobian."""
+        precision, head = self._precision.to(x), x[..., :-1]
+        gain = 1 + self.step * self._slope(head)
+        r = self._innovations(x) / self.step
+        s = torch.addcmul(precision * self._y.to(x), precision, x, value=-1).sub_(r)
+        s[..., :-1].addcmul_(r[..., 1:], gain)
+
+        def vjp(v: Tensor) -> Tensor:
+            diagonal = (r[..., 1:] * self._bend(head)).mul_(self.step).addcmul_(gain, gain, value=-1 / self.step)
+            product = v * -(precision + 1 / self.step)
+            product[..., :-1] += diagonal * v[..., :-1]
+            off = gain / self.step
+            product[..., :-1].addcmul_(off, v[..., 1:])
+            product[..., 1:].addcmul_(off, v[..., :-1])
+            return product
+
+        return s, vjp
+
+    def _innovations(self, x: Tensor) -> Tensor:
+        before = torch.nn.functional.pad(x[..., :-1], (1, 0))
+        return x - before - self.step * self._drift(before)
+
+    # b and its first two derivatives
+
+    @staticmethod
+    def _drift(x: Tensor) -> Tensor:
+        return drift(x)
+
+    @staticmethod
+    def _slope(x: Tensor) -> Tensor:
+        return 10 - 30 * x.square()
+
+    @staticmethod
+    def _bend(x: Tensor) -> Tensor:
+        return -60 * x
 
 
-def _wells(n: int, generator: torch.Generator) -> Tensor:
-    r"""Draw n numbers of the density :math:`\propto e^{-(x^2 - 3)^2 + x / 2}`, by rejection.
+def drift(x: Tensor) -> Tensor:
+    return 10 * x * (1 - x.square())
 
-    With m the :math:`\pm \sqrt 3` on the side of x, :math:`(x^2 - 3)^2 = (x - m)^2 (x + m)^2 \ge 3 (x - m)^2`.
+
+def _simulate(n_features: int, step: float) -> tuple[Tensor, Tensor]:
+    """Return a path and every fifth point of it observed with sd 0.1.
+
+    In float32 and in this order, as the public code of the method: the numbers are the same to the last bit.
     """
-    x = torch.empty(n, dtype=torch.float64, device=generator.device)
-    left = torch.arange(n, device=generator.device)
-    while len(left):
-        u = torch.rand(2, len(left), generator=generator, dtype=torch.float64, device=generator.device)
-        m = torch.where(u[0] < torch.sigmoid(u.new_tensor(math.sqrt(3))), math.sqrt(3), -math.sqrt(3)).to(u)
-        xi = torch.randn(len(left), generator=generator, dtype=torch.float64, device=generator.device)
-        tried = m + 1 / 12 + xi / math.sqrt(6)
-        log_ratio = 3 * (tried - m).square() - (tried.square() - 3).square()
-        accepted = (tried * m > 0) & (u[1].log() < log_ratio)
-        x[left[accepted]] = tried[accepted]
-        left = left[~accepted]
-    return x
+    generator = torch.Generator().manual_seed(2022)
 
+    def normal(n: int) -> Tensor:
+        return torch.randn(n, generator=generator, dtype=torch.float32, device="cpu")
 
-class Rosenbrock(Target):
-    r"""Independent curved pairs, :math:`x_i \sim N(1, 1)` and :math:`x_{d/2 + i} | x_i \sim N(x_i^2, Q)`.
-
-    Parameters
-    ----------
-    n_features : int, default=36
-        Dimension d, even.
-    variance : float, default=0.1
-        The Q > 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A parameter is out of its range.
-
-    See Also
-    --------
-    Banana : A curved density in the plane.
-    Funnel : Neal's funnel.
-
-    References
-    ----------
-    Grumitt, R. et al. (2022). Deterministic Langevin Monte Carlo with normalizing flows for Bayesian inference.
-    https://arxiv.org/abs/2205.14240
-
-    Examples
-    --------
-    >>> import torch
-    >>> from skksivi.targets import Rosenbrock
-    >>> Rosenbrock(2).score_fn(torch.tensor([[0.0, 0.0]]))
-    tensor([[1., 0.]])
-    """
-
-    def __init__(self, n_features: int = 36, variance: float = 0.1) -> None:
-        self.n_features = check_even(n_features)
-        check_positive(variance, "variance")
-        self.variance = float(variance)
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Evaluate log p at each row of x (n, d), normalised."""
-        a, b = x.chunk(2, -1)
-        constant = math.log(2 * math.pi) + math.log(self.variance) / 2
-        return -((a - 1).square() / 2 + (b - a.square()).square() / (2 * self.variance) + constant).sum(-1)
-
-    def score_fn(self, x: Tensor) -> Tensor:
-        """Evaluate the gradient of log p at each row of x (n, d)."""
-        a, b = x.chunk(2, -1)
-        of_b = (a.square() - b) / self.variance
-        return torch.cat([1 - a - 2 * a * of_b, of_b], -1)
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n exact samples, shape (n, d)."""
-        xi = torch.randn(n, self.n_features, generator=generator, dtype=torch.float64, device=generator.device)
-        a, b = xi.chunk(2, 1)
-        return torch.cat([1 + a, (1 + a).square() + math.sqrt(self.variance) * b], 1)
-
-
-def check_even(n_features: int) -> int:
-    """Return a positive even number of features, or raise."""
-    if check_integer(n_features, "n_features", min_val=2) % 2:
-        raise ValueError(f"`n_features` must be even, got {n_features!r}.")
-    return int(n_features)
+    increments = math.sqrt(step) * normal(n_features)
+    x, points = torch.zeros((), dtype=torch.float32, device="cpu"), []
+    for dw in increments:
+        x = x + step * drift(x) + dw
+        points.append(x)
+    path = torch.stack(points)
+    return path.double(), (path[4::5] + 0.1 * normal(n_features // 5)).double()

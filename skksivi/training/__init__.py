@@ -1,10 +1,9 @@
 """The optimisation loop, and what is done between its iterations."""
 
-from skksivi.training._hooks import Callbacks, Report
 from skksivi.training._loop import Iterate, Objective, Scheduled, by_autograd, learning_rate_factor, minimise
-from skksivi.training._run import Fit, Run, logged, ordinary_mode
+from skksivi.training._run import Fit, Reporter, Run, logged, ordinary_mode
 
 __all__ = [
-    "Callbacks", "Fit", "Iterate", "Objective", "Report", "Run", "Scheduled", "by_autograd", "learning_rate_factor",
+    "Fit", "Iterate", "Objective", "Reporter", "Run", "Scheduled", "by_autograd", "learning_rate_factor",
     "logged", "minimise", "ordinary_mode",
 ]  # fmt: skip

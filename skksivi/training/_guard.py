@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi.parameters import Plateau
 from skksivi.training._loop import CHECK_EVERY, Progress, State
+
+#: Iterations without a substantial improvement after which a training is at a plateau.
+PATIENCE = 2000
 
 
 class Moments(NamedTuple):
@@ -38,6 +40,7 @@ class Steering(Protocol):
         """Return the gradient in draws x (..., n, d) with scores s."""
 
 
+@dataclass(eq=False)
 class MomentPenalty:
     r"""A penalty on the departure of the draws' moments from given ones,
 
@@ -59,17 +62,17 @@ class MomentPenalty:
         The averages of a training under way.
     """
 
-    def __init__(self, target: Moments, weight: float, memory: float = 0.95, running: Moments | None = None) -> None:
-        self.target = target
-        self.weight = weight
-        self.memory = memory
-        self.running = running or Moments(*(a.clone() for a in target))
+    target: Moments
+    weight: float
+    memory: float = 0.95
+    running: Moments | None = None
 
     def gradient(self, u: Tensor, s: Tensor | None = None) -> Tensor:
         """Return the gradient in the draws u (..., n, d), for each layer separately."""
-        for running, now in zip(self.running, moments(u), strict=True):
-            running.lerp_(now, 1 - self.memory)
-        first, second, third = (a - b for a, b in zip(self.running, self.target, strict=True))
+        running = self.running = self.running or Moments(*(a.clone() for a in self.target))
+        for average, now in zip(running, moments(u), strict=True):
+            average.lerp_(now, 1 - self.memory)
+        first, second, third = (a - b for a, b in zip(running, self.target, strict=True))
         gradient = 2 * u @ second + 2 * first.unsqueeze(-2) + 0.4 * third.unsqueeze(-2) * u.square()
         return gradient.mul_(self.weight / u.shape[-2])
 
@@ -129,6 +132,18 @@ class Acceptable(Protocol):
     def accepted(self) -> bool: ...
 
 
+def tolerance_of(early_stopping: str | bool | float | None) -> float | None:
+    """Return the `tol` of a parameter `early_stopping`, None if no plateau ends the training."""
+    if keeps_last(early_stopping) or isinstance(early_stopping, str):
+        return None
+    return 0.01 if isinstance(early_stopping, bool | np.bool_) else early_stopping
+
+
+def keeps_last(early_stopping: str | bool | float | None) -> bool:
+    """Tell whether a training returns its last state, whatever it is worth."""
+    return early_stopping is None or (isinstance(early_stopping, bool | np.bool_) and not early_stopping)
+
+
 @dataclass(eq=False)
 class Watch:
     """Evaluates a module at intervals, remembers its best state, and tells when it has stopped improving.
@@ -138,8 +153,8 @@ class Watch:
     judge : callable
         Returns the value of the current module, smaller is better, and a report whose `accepted` tells whether
         the state may be kept.
-    stopping : Plateau or None
-        When to stop; with None it never does.
+    tol : float or None
+        It tells to stop when the value has not fallen by this share for `PATIENCE` iterations, with None never.
     every : int, default=CHECK_EVERY
         Iterations between evaluations.
     keeps_best : bool, default=False
@@ -149,7 +164,7 @@ class Watch:
     """
 
     judge: Callable[[nn.Module], tuple[float, Acceptable]]
-    stopping: Plateau | None
+    tol: float | None
     every: int = CHECK_EVERY
     keeps_best: bool = False
     noise: float = 0.0
@@ -181,11 +196,11 @@ class Watch:
     def _note(self, iteration: int, value: float) -> bool:
         """Record a value; tell whether the last substantial improvement is too long ago."""
         self.values.append((iteration, value))
-        if self.stopping is None:
+        if self.tol is None:
             return False
-        if value < self._mark - self.stopping.tol * abs(self._mark) or math.isinf(self._mark):
+        if value < self._mark - self.tol * abs(self._mark) or math.isinf(self._mark):
             self._mark, self._marked_at = value, iteration
-        return iteration - self._marked_at >= self.stopping.patience
+        return iteration - self._marked_at >= PATIENCE
 
     def state(self) -> State:
         looks = np.array(self.values, dtype=np.float64).reshape(-1, 2)

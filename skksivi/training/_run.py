@@ -1,24 +1,28 @@
-"""A fit under way: where and from what seed it runs, what it reports, what it may cost, and what is kept of it."""
+"""A fit under way: where and from what seed it runs, what it may cost, what is kept of it, and what it says."""
 
 from __future__ import annotations
 
 import logging
+import sys
 import textwrap
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi._utils.arrays import make_generator
 from skksivi.coordinates._lines import fault_in_coordinates
-from skksivi.score import Score, Tally
-from skksivi.score._improper import ImproperError
+from skksivi.score import Score
 from skksivi.score._probe import trial_points
-from skksivi.score._tally import DIVERGED, BudgetError, DivergedError
+from skksivi.score._tally import CALLS, CHECKS, DIVERGED, BudgetError, DivergedError, ImproperError, Tally
+from skksivi.score._target import is_divided
+from skksivi.training._loop import CHECK_EVERY, Hook, Progress
 
 if TYPE_CHECKING:
     from skksivi.families._samplers import Sampler
@@ -59,8 +63,8 @@ class Run:
     device : torch.device
     tally : Tally
         Counts its score calls.
-    show : callable or None
-        Shows callbacks the fit as if it ended now; returns whether one of them asks to stop.
+    reports : sequence of Hook
+        What follows its iterations.
     keeping : type or tuple of types
         The errors after which the fit that was kept last is the result.
     finish : callable
@@ -74,7 +78,7 @@ class Run:
     seed: int
     device: torch.device
     tally: Tally
-    show: Callable[[Fit], bool] | None = None
+    reports: Sequence[Hook] = ()
     keeping: type[BaseException] | tuple[type[BaseException], ...] = KEEPING
     finish: Callable[[bool], None] = lambda _: None
     generator: torch.Generator = field(init=False)
@@ -186,3 +190,140 @@ def ordinary_mode(device: torch.device) -> Iterator[None]:
         modes.enter_context(torch.enable_grad())
         modes.enter_context(torch.autocast(device.type, enabled=False))
         yield
+
+
+#: Seconds of a fit until its price is told, and between two lines of one stage.
+LONG_WAIT, SECONDS_BETWEEN = 5.0, 10.0
+
+#: Modules on the stack of a fit that is one of many: of a search, a cross-validation or a worker.
+OF_MANY = ("joblib._dask", "joblib.parallel", "sklearn.model_selection")
+
+#: Takes the place of a bar where there is none.
+NO_BAR: Any = SimpleNamespace(n=0, update=lambda _: None, close=lambda: None)
+
+
+@dataclass(eq=False)
+class Reporter:
+    """Says what a fit does, how far it is and how long it may take.
+
+    With a positive `verbose` these are a line per stage and, for a stage of known length, its progress: a bar in a
+    terminal or a notebook where tqdm is installed, otherwise further lines. With zero it is one line, once the fit
+    has taken five seconds and again if it takes longer than that line has told. It is a warning, which is printed
+    where nobody has configured logging, and is left out of searches and workers. With -1 there is nothing.
+
+    Parameters
+    ----------
+    verbose : int
+    target : Target or callable
+        As it is given to `fit`.
+    clock : callable, default=time.monotonic
+        Returns seconds.
+    """
+
+    verbose: int
+    target: object
+    clock: Callable[[], float] = time.monotonic
+
+    every: int = field(init=False, default=CHECK_EVERY)
+    at_end: bool = field(init=False, default=True)
+
+    def __post_init__(self) -> None:
+        self._stage, self._length, self._unit, self._n_before = CHECKS, 0, CALLS, 0
+        self._began = self._stage_began = self._told = self.clock()
+        self._due, self._bar = LONG_WAIT, NO_BAR
+
+    @contextmanager
+    def following(self, tally: Tally) -> Iterator[None]:
+        """Follow a fit by its score calls within a context."""
+        tally.listener = self
+        try:
+            yield
+        finally:
+            tally.listener = None
+            self._bar.close()
+
+    def begin(self, stage: str, length: int, unit: str, so_far: int) -> None:
+        """Say what begins, with the cost predicted by the calls of the stage before."""
+        now, n_calls = self.clock(), so_far - self._n_before
+        self._bar.close()
+        if self.verbose > 0 and (length or stage != self._stage):
+            cost = f", about {length:,} {unit} to come" if length else ""
+            if length and unit == CALLS and n_calls:
+                each = (now - self._stage_began) / n_calls
+                cost += f", at {each:.2g} s each, about {length * each:.2g} s"
+            LOGGER.info("%s: %s %s and %.1f s so far%s", stage, f"{so_far:,}", CALLS, now - self._began, cost)
+        self._stage, self._length, self._unit, self._n_before = stage, length, unit, so_far
+        self._stage_began = self._told = now
+        self._bar = _bar(stage, length, unit) if self.verbose > 0 and length and _is_watched() else NO_BAR
+
+    def hear(self, so_far: int, limit: int | None) -> None:
+        """Say, where it is time, how far the stage is or what the fit costs."""
+        now, n = self.clock(), so_far - self._n_before
+        if self.verbose == 0:
+            self._tell_price(now - self._began, so_far, limit)
+        elif self._unit == CALLS:
+            self._bar.update(n - self._bar.n)
+            if self.verbose > 0 and self._bar is NO_BAR and now - self._told > SECONDS_BETWEEN:
+                of = f" of about {self._length:,}" if n <= self._length else ""
+                LOGGER.info("%s: %s%s %s, %.0f s", self._stage, f"{n:,}", of, CALLS, now - self._stage_began)
+                self._told = now
+
+    def __call__(self, progress: Progress) -> bool:
+        """Say how far a training is, as a hook of it."""
+        n, now, is_last = progress.n_done, self.clock(), progress.n_done == self._length
+        to_come = (now - self._told) / (n % CHECK_EVERY or CHECK_EVERY) * (self._length - n)
+        self._told = now
+        self._bar.update(n - self._bar.n)
+        if is_last:
+            self._bar.close()
+        is_due = is_last or (self._bar is NO_BAR and n % (500 if self.verbose == 1 else CHECK_EVERY) == 0)
+        if is_due and self.verbose > 0:
+            line = "iteration %d of %d, loss %.3g, %.1f s, about %.1f s to come"
+            LOGGER.info(line, n, self._length, progress.loss.item(), now - self._stage_began, to_come)
+        return False
+
+    def _tell_price(self, seconds: float, so_far: int, limit: int | None) -> None:
+        if seconds <= self._due or not so_far:
+            return
+        usual = 10 ** max(4, len(str(so_far)))  # most fits take less than 10,000 calls, or else less than 100,000
+        most = min(usual, limit or usual)
+        in_all, words = seconds * most / so_far, "Most fits take up to" if most == usual else "The budget ends at"
+        self._due = max(60.0, in_all)
+        if _is_one_of_many():
+            return
+        line = (
+            f"The fit has taken {seconds:.0f} s so far and is at: {self._stage or 'fit'}. The score was evaluated "
+            f"at {so_far:,} points, {seconds / so_far:.2g} s each. {words} {most:,}, which would "
+            f"be {in_all:,.0f} s in all."
+        )
+        LOGGER.log(logging.INFO if LOGGER.hasHandlers() else logging.WARNING, "%s%s", line, self._advice())
+
+    def _advice(self) -> str:
+        n_rows = getattr(self.target, "n_rows", None)
+        if n_rows is None or n_rows < 10_000 or is_divided(self.target):
+            return ""
+        return f" Of the {n_rows:,} rows of the target skksivi.targets.Minibatches takes some at a time."
+
+
+def _bar(stage: str, length: int, unit: str) -> Any:  # noqa: ANN401
+    """Return a bar that goes when it is closed, none without tqdm."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return NO_BAR
+    return tqdm(total=length, desc=stage, unit=f" {unit}", leave=False)
+
+
+def _is_watched() -> bool:
+    """Tell whether the standard error is a terminal, or the cell of a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+def _is_one_of_many() -> bool:
+    """Tell whether a search, a cross-validation or a worker makes the fit."""
+    frame = sys._getframe()  # noqa: SLF001
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if str(frame.f_globals.get("__name__")).startswith(OF_MANY):
+            return True
+    return False

@@ -8,6 +8,7 @@ import pytest
 import torch
 from approximators import good_fit
 from linear_family import z_scores
+from members import every
 from misbehaving import Misbehaving, raising
 from plain_targets import GaussianScore, generator, normal
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -20,7 +21,7 @@ from skksivi.families._samplers import Chains
 from skksivi.pilot._chains import ChainState, mala_step
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, XShaped
 
-both = pytest.mark.parametrize("cls", [MALA, SGLD])
+both = every("cls", [MALA, SGLD])
 
 
 def stein_z_scores(x, s):

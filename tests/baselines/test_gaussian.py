@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from members import every
 from plain_targets import PAIR, SHAPE, GaussianScore, log_gamma_score, normal, origin, triangular
 from sklearn.exceptions import ConvergenceWarning
 
@@ -51,7 +52,7 @@ def test_the_full_rank_gradient_is_that_of_the_bound():
     torch.testing.assert_close(full_rank_gradient(p.score_fn(a + xi @ L.mT), xi, b), expected)
 
 
-@pytest.mark.parametrize("d", [2, 10])
+@every("d", [2, 10])
 def test_batch_and_match_and_laplace_are_exact_on_a_gaussian(d):
     p = gaussian(d)
     for q in (BatchAndMatch(random_state=0), Laplace()):
@@ -90,14 +91,14 @@ def test_a_low_rank_map_has_a_triangular_factor_of_the_same_covariance(monkeypat
     assert m is low.m
 
 
-@pytest.mark.parametrize("cls", [Laplace, MeanFieldVI, FullRankVI, BatchAndMatch])
+@every("cls", [Laplace, MeanFieldVI, FullRankVI, BatchAndMatch])
 def test_init_chooses_the_mode(cls):
     for x in (-2.5, 2.5):
         q = cls(init=[x, 0.0], max_iter=20, random_state=0).fit(PAIR.score_fn, n_features=2)
         assert np.abs(q.mean_ - [math.copysign(3, x), 0]).max() < 0.3
 
 
-@pytest.mark.parametrize("cls", [Laplace, MeanFieldVI, FullRankVI, BatchAndMatch])
+@every("cls", [Laplace, MeanFieldVI, FullRankVI, BatchAndMatch])
 def test_a_score_that_is_not_finite_at_the_origin_is_fitted_from_init(cls):
     """The error advises it."""
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from linear_family import LinearFamily, exact_gradient, gradients, layer, objective_of, z_scores
+from members import every
 from plain_targets import generator, normal
 
 from skksivi.baselines import AISIVI, UIVI
@@ -70,7 +71,7 @@ def flow(latent_dim=2, n_couplings=3, *, moved=True):
     return found.requires_grad_(False)
 
 
-@pytest.mark.parametrize(("latent_dim", "n_couplings"), [(1, 4), (2, 0), (2, 3), (3, 4)])
+@every("latent_dim, n_couplings", [(1, 4), (2, 0), (2, 3), (3, 4)])
 def test_the_density_is_that_of_the_draws(latent_dim, n_couplings):
     tau, x = flow(latent_dim, n_couplings), normal(4, 2, seed=7)
     z = tau.draw(x, generator(seed=3))

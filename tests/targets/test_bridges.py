@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from members import every
 from plain_targets import normal, resolved, stan
 from scipy.stats import norm
 
@@ -24,9 +25,6 @@ from skksivi.targets import (
     from_log_prob,
     from_numpyro,
     from_pymc,
-    non_centered,
-    paired_from_numpyro,
-    paired_from_pymc,
 )
 
 Y = (0.3, 1.9, -0.4, 1.1, 2.2)
@@ -396,7 +394,7 @@ def test_pymc_does_not_raise_where_a_scale_underflows():
     torch.testing.assert_close(s[[0, 1, 3]], expected[[0, 1, 3]])
 
 
-@pytest.mark.parametrize("error", [RuntimeError, ZeroDivisionError, np.linalg.LinAlgError])
+@every("error", [RuntimeError, ZeroDivisionError, np.linalg.LinAlgError])
 def test_rejected_rows_are_nan_and_the_others_right(error):
     class Rejects(Stan):
         def log_density_gradient(self, theta):
@@ -423,7 +421,7 @@ def test_a_fault_in_the_model_is_raised():
 # How JAX is used
 
 
-@pytest.mark.parametrize("double", [False, True])
+@every("double", [False, True])
 def test_the_setting_of_jax_decides_its_precision(double):
     jax = pytest.importorskip("jax", reason="the bridge needs JAX")
     with jax.enable_x64(double):
@@ -524,62 +522,6 @@ def test_threads_do_not_mix_what_a_model_writes():
 # Fits
 
 
-@pytest.mark.slow
-def test_the_non_centred_form_is_the_same_posterior():
-    """log p(z) = log p(m + t z) + log |d(m + t z) / dz|, with what is of no such family left alone."""
-    numpyro = pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
-    dist = numpyro.distributions
-
-    def model(y):
-        scale = numpyro.sample("scale", dist.HalfNormal(2))
-        positive = numpyro.sample("positive", dist.LogNormal(0, scale))
-        both = numpyro.sample("both", dist.StudentT(4, 1.0, scale).expand([2]).to_event(1))
-        with numpyro.plate("rows", 3):
-            numpyro.sample("y", dist.Normal(both.sum(), positive), obs=y)
-
-    with precision_of_jax(double=True):
-        y = np.array([0.3, -1.0, 2.0])
-        with pytest.warns(UserWarning, match=r"leaves 'positive' \(LogNormal\) in the centred form"):
-            centred, other = from_numpyro(model, y), from_numpyro(non_centered(model), y)
-        assert other.names == ("both_decentered[0]", "both_decentered[1]", "log(positive)", "log(scale)")
-        Z = np.random.RandomState(0).normal(size=(5, 4))
-        found, scale = other.constrain(Z), np.exp(Z[:, 3:])
-        np.testing.assert_allclose(found["both"], 1 + scale * Z[:, :2], rtol=1e-12)
-        X = torch.as_tensor(np.hstack([found["both"], Z[:, 2:]]))
-        log_p, log_p_z = centred.log_prob(X), other.log_prob(torch.as_tensor(Z))
-    torch.testing.assert_close(log_p_z, log_p + 2 * torch.as_tensor(Z[:, 3]), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.slow
-def test_a_multivariate_normal_site_is_whitened_and_one_in_a_scan_refused():
-    numpyro = pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
-    from numpyro.contrib.control_flow import scan
-
-    dist, jnp = numpyro.distributions, numpyro.util.jnp
-    root = np.array([[1.0, 0.0], [0.5, 2.0]])
-
-    def slopes():
-        scale = numpyro.sample("scale", dist.HalfNormal(1))
-        with numpyro.plate("groups", 3):
-            numpyro.sample("slopes", dist.MultivariateNormal(jnp.ones(2), scale_tril=scale * root))
-
-    def walk(y):
-        def step(last, value):
-            new = numpyro.sample("level", dist.Normal(last, 1.0))
-            return new, numpyro.sample("y", dist.Normal(new, 1.0), obs=value)
-
-        scan(step, 0.0, y)
-
-    with precision_of_jax(double=True):
-        target, Z = from_numpyro(non_centered(slopes)), np.random.RandomState(0).normal(size=(5, 7))
-        expected = 1 + np.exp(Z[:, :1, None]) * (Z[:, 1:].reshape(5, 3, 2) @ root.T)
-        assert target.names[0] == "log(scale)"
-        np.testing.assert_allclose(target.constrain(Z)["slopes"], expected, rtol=1e-12)
-        torch.testing.assert_close(target.score_fn(torch.as_tensor(Z))[:, 1:], -torch.as_tensor(Z[:, 1:]))
-        with pytest.raises(ValueError, match="'level' within a scan"):
-            from_numpyro(non_centered(walk), np.ones(3))
-
-
 # What is wrong is told
 
 
@@ -595,9 +537,6 @@ def no_parameters_in_pymc():
     with pm.Model() as model:
         pm.Normal("y", 0, 1, observed=2.0)
     return model
-
-
-CONTAINERS = "`data` must be a list of names of pm.Data containers, got "
 
 
 @pytest.mark.parametrize(
@@ -624,20 +563,9 @@ CONTAINERS = "`data` must be a list of names of pm.Data containers, got "
         ("jax", lambda: from_jax(lambda x: None, 2), ValueError, "one number"),
         ("jax", lambda: from_jax(lambda x: 0.0, {}), ValueError, "no continuous parameters"),
         ("jax", lambda: from_jax(lambda x: 0.0, 0), ValueError, "example"),
-        ("numpyro", lambda: paired_from_numpyro(poisson_model, [1, 2]), TypeError, "`data` must be a dict"),
         ("pymc", lambda: from_pymc(3), TypeError, r"`model` must be a pymc.Model, got a int"),
         ("pymc", lambda: from_pymc(counts_in_pymc()), ValueError, "discrete free variables, k"),
         ("pymc", lambda: from_pymc(no_parameters_in_pymc()), ValueError, "no continuous parameters"),
-        ("pymc", lambda: paired_from_pymc(3, ["y"]), TypeError, r"`model` must be a pymc.Model, got a int"),
-        ("pymc", lambda: paired_from_pymc(poisson_in_pymc(), "y"), TypeError, f"{CONTAINERS}'y'"),
-        ("pymc", lambda: paired_from_pymc(poisson_in_pymc(), []), TypeError, rf"{CONTAINERS}\[\]"),
-        (
-            "pymc",
-            lambda: paired_from_pymc(poisson_in_pymc(), ["y", "z"]),
-            ValueError,
-            "`data` has 'z', expected names of the pm.Data containers of the model: y, exposure",
-        ),
-        ("pymc", lambda: paired_from_pymc(poisson_in_pymc(), ["rate"]), ValueError, "`data` has 'rate'"),
     ],
 )
 def test_wrong_arguments(library, make, error, message):
@@ -660,7 +588,6 @@ def test_wrong_models_in_numpyro():
         (lambda: from_numpyro(subsampled), ValueError, "subsamples plate 'rows'"),
         (lambda: from_numpyro(lambda: numpyro.sample("y", dist.Normal(0, 1), obs=1.0)), ValueError, "no continuous"),
         (lambda: from_numpyro(lambda: numpyro.sample("k", dist.Poisson(3))), RuntimeError, "discrete"),
-        (lambda: non_centered(3), TypeError, "`model` must be a NumPyro model"),
     ):
         with pytest.raises(error, match=message):
             make()
@@ -680,128 +607,6 @@ def test_missing_libraries_are_named(monkeypatch, module, make):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"pip install 'skksivi\[{module}\]'"):
         make()
-
-
-# One model, many data sets
-
-
-def poisson_model(y=None, exposure=1.0):
-    numpyro = pytest.importorskip("numpyro")
-    rate = numpyro.sample("rate", numpyro.distributions.Gamma(2.0, 1.0))
-    shift = numpyro.sample("shift", numpyro.distributions.Normal(0.0, 1.0).expand([2]).to_event(1))
-    numpyro.sample("y", numpyro.distributions.Poisson(rate * exposure).expand([3]), obs=y)
-    numpyro.sample("w", numpyro.distributions.Normal(shift, 1.0), obs=np.array([0.5, -0.5]))
-
-
-def poisson_in_pymc(y=(0, 0, 0), exposure=1.0):
-    pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
-    with pm.Model() as model:
-        counts, times = pm.Data("y", np.array(y)), pm.Data("exposure", exposure)
-        rate = pm.Gamma("rate", 2.0, 1.0)
-        shift = pm.Normal("shift", 0.0, 1.0, shape=2)
-        pm.Poisson("counts", rate * times, observed=counts)
-        pm.Normal("w", shift, 1.0, observed=np.array([0.5, -0.5]))
-        pm.Deterministic("double", 2 * rate)
-    return model
-
-
-@cache
-def pairs_of(library, data=("y",), exposure=2.0):
-    """Return the posteriors of one model for many counts and, if named, exposures."""
-    if library == "PyMC":
-        model = poisson_in_pymc(exposure=exposure)
-        with without_c_compiler():
-            return paired_from_pymc(model, data)
-    pytest.importorskip("numpyro")
-    values = {"y": np.zeros(3, dtype=int), "exposure": exposure}
-    fixed = {name: value for name, value in values.items() if name not in data}
-    return paired_from_numpyro(poisson_model, {name: values[name] for name in data}, **fixed)
-
-
-def one_of(library, y, exposure=2.0):
-    """Return the posterior of some counts."""
-    if library == "PyMC":
-        with without_c_compiler():
-            return from_pymc(poisson_in_pymc(y, exposure))
-    return from_numpyro(poisson_model, y=np.array(y), exposure=exposure)
-
-
-LIBRARIES = ["NumPyro", "PyMC"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("data", [("y",), ("exposure", "y")])
-def test_the_scores_of_pairs_are_those_of_one_data_set_at_a_time(library, data):
-    pair = pairs_of(library, data)
-    values = {"y": np.array([[0, 1, 2], [5, 3, 4]]), "exposure": np.array([0.5, 3.0])}
-    x = normal(2, 3)
-    y = torch.as_tensor(pair.contexts(**{name: values[name] for name in data}))
-    for i in range(2):
-        one = one_of(library, values["y"][i], values["exposure"][i] if "exposure" in data else 2.0)
-        assert one.names == pair.names
-        torch.testing.assert_close(pair.score_fn(x, y)[i : i + 1], one.score_fn(x[i : i + 1]), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_products_of_pairs_are_derivatives_of_their_score():
-    pair = pairs_of("NumPyro")
-    x = normal(2, 3)
-    y = torch.as_tensor(pair.contexts(y=[[0, 1, 2], [5, 3, 4]]))
-    v = torch.ones_like(x)
-    at = x.clone().requires_grad_()
-    product = torch.autograd.grad(pair.score_fn(at, y), at, v)[0]
-    ahead, behind = pair.score_fn(x + 1e-2 * v, y), pair.score_fn(x - 1e-2 * v, y)
-    torch.testing.assert_close(product, (ahead - behind) / 2e-2, atol=1e-2, rtol=1e-2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_model_simulates_its_parameters_and_data(library):
-    """The mean of 2,000 rates of Gamma(2, 1), and of counts at an exposure of two: five standard errors."""
-    pair = pairs_of(library)
-    X, Y = pair.simulate(2000, np.random.RandomState(0))
-    assert X.shape == (2000, 3)
-    assert Y.shape == (2000, 3)
-    rate = pair.constrain(X)["rate"]
-    assert abs(rate.mean() - 2) < 5 * np.sqrt(2 / 2000)
-    assert abs(Y.mean() - 4) < 5 * np.sqrt((4 * 2 + 4 / 3) / 2000)
-    np.testing.assert_array_equal(Y, Y.round())
-    assert np.corrcoef(rate, Y.mean(1))[0, 1] > 0.5
-    again, _ = pair.simulate(1, np.random.RandomState(0))
-    assert again.shape == (1, 3)
-
-
-@pytest.mark.parametrize("library", [pytest.param("NumPyro", marks=pytest.mark.slow), "PyMC"])
-def test_data_of_pairs_are_checked(library):
-    pair = pairs_of(library, ("y", "exposure"))
-    assert pair.contexts(y=[[1, 2, 3]] * 4, exposure=[1.0] * 4).shape == (4, 4)
-    for act, message in (
-        (lambda: pair.contexts(y=[1, 2, 3]), "`contexts` takes y, exposure; got y"),
-        (lambda: pair.contexts(y=[1, 2], exposure=1.0), r"`y` has shape \(2,\), expected \(3,\)"),
-        (lambda: pair.simulate(2, np.random.RandomState(0)), "`data` has exposure, which no single variable"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            act()
-
-
-def test_a_transform_of_the_data_is_no_observation_of_them():
-    """Counts whose logarithm is observed would be simulated as logarithms."""
-    pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
-    with pm.Model() as model:
-        y = pm.Data("y", np.ones(2))
-        pm.Normal("log y", pm.Normal("mean", 0.0, 1.0), 1.0, observed=pm.math.log(y))
-    with without_c_compiler(), pytest.raises(ValueError, match="`data` has y, which no single variable"):
-        paired_from_pymc(model, ["y"]).simulate(2, np.random.RandomState(0))
-
-
-@pytest.mark.slow
-def test_pairs_of_pymc_travel_to_other_processes():
-    pair = pairs_of("PyMC")
-    x, y = torch.zeros(1, 3, dtype=torch.float64), torch.ones(1, 3, dtype=torch.float64)
-    with without_c_compiler():
-        there = pickle.loads(pickle.dumps(pair))  # noqa: S301
-    torch.testing.assert_close(there.score_fn(x, y), pair.score_fn(x, y))
 
 
 @pytest.mark.filterwarnings("ignore:The target seems bounded")

@@ -6,10 +6,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from members import every
 from plain_targets import normal
 from torch import distributions as dist
 
-from skksivi.targets import constrained, paired_constrained
+import skksivi
+from skksivi.baselines import Laplace
+from skksivi.targets import constrained, from_log_prob
 
 #: The density of each support, with numbers of which a member is a function.
 CASES = {
@@ -28,7 +31,7 @@ CASES = {
     "matrix": (("interval", 0.0, 1.0, 2, 2), dist.Independent(dist.Beta(torch.full((2, 2), 2.0), 3.0), 2)),
     "simplices": (("simplex", 2, 3), dist.Independent(dist.Dirichlet(torch.full((2, 3), 2.0)), 1)),
 }
-every_case = pytest.mark.parametrize("case", CASES)
+every_case = every("case", list(CASES))
 
 #: Supports without a distribution in torch, with numbers that single out the free entries of a parameter.
 OTHERS = {
@@ -73,7 +76,7 @@ def test_the_density_is_that_of_the_change_of_variables(case):
         torch.testing.assert_close(target.log_prob(x[None])[0], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("support", OTHERS.values(), ids=OTHERS)
+@every("support", OTHERS)
 def test_the_volume_is_that_of_autograd(support):
     target = constrained(lambda theta: theta.flatten(1).sum(1), {"theta": support})
     for x in normal(20, target.n_features):
@@ -81,8 +84,8 @@ def test_the_volume_is_that_of_autograd(support):
         torch.testing.assert_close(target.log_prob(x[None])[0], theta.sum() + log_volume(target, x))
 
 
-@pytest.mark.parametrize("support", [*[case[0] for case in CASES.values()], *OTHERS.values()], ids=str)
-@pytest.mark.parametrize("n", [0, 7])
+@every("n", [0, 7])
+@every("support", {name: case[0] for name, case in CASES.items()} | OTHERS)
 def test_parameters_and_points_are_one_to_one(support, n):
     target = constrained(lambda a, theta: a, {"a": "positive", "theta": support})
     X = normal(n, target.n_features).numpy()
@@ -106,37 +109,28 @@ def test_parameters_are_in_their_supports():
     assert (np.diagonal(values["L"], axis1=1, axis2=2) > 0).all()
 
 
-LAWS = dist.Beta(2.0, 5.0), dist.Gamma(4.0, 2.0), dist.Dirichlet(torch.tensor([2.0, 3.0, 5.0]))
-
-
-def three_log_prob(p, rate, w):
-    return sum(law.log_prob(value.float()).to(value) for law, value in zip(LAWS, (p, rate, w), strict=True))
-
-
-THREE = {"p": "unit interval", "rate": "positive", "w": ("simplex", 3)}
-
-
-def test_draws_of_the_parameters_satisfy_the_stein_identities():
-    """E[s] = 0 and E[s x^T] = -I of 5,000 exact draws: 4.5 standard errors of 20 means."""
-    target = constrained(three_log_prob, THREE)
-    assert target.names == ("logit(p)", "log(rate)", "unconstrained(w)[0]", "unconstrained(w)[1]")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        values = {name: law.sample((5000,)).double().numpy() for name, law in zip(THREE, LAWS, strict=True)}
-    x = torch.as_tensor(target.unconstrain(values))
+def test_coordinates_have_names_that_travel():
+    target = constrained(torch.add, {"input": "unit interval", "other": ("simplex", 3)})
+    assert target.names == ("logit(input)", "unconstrained(other)[0]", "unconstrained(other)[1]")
     assert pickle.loads(pickle.dumps(target)).names == target.names  # noqa: S301
-    s = target.score_fn(x)
-    for terms in (s, s[:, :, None] * (x - x.mean(0))[:, None] + torch.eye(4)):
-        assert (terms.mean(0) / terms.std(0)).abs().max() < 4.5 / math.sqrt(len(x))
+
+
+def test_names_and_supports_are_saved_with_a_fit_and_forgotten_with_the_next(tmp_path):
+    supports = {"sd": "positive", "b": ("above", 1.0, 2)}
+    target = constrained(lambda sd, b: 3 * sd.log() - 2 * sd - (b**2).sum(1), supports)
+    q = Laplace(random_state=0).fit(target)
+    skksivi.save(q, tmp_path / "q")
+    loaded = skksivi.load(tmp_path / "q")
+    assert loaded.supports_ == supports
+    assert list(loaded.feature_names_in_) == ["log(sd)", "unconstrained(b)[0]", "unconstrained(b)[1]"]
+    assert list(q.fit(from_log_prob(lambda x: -(x**2).sum(1), 1, names=["a"])).feature_names_in_) == ["a"]
+    assert not {"supports_", "feature_names_in_"} & vars(q.fit(torch.neg, n_features=1)).keys()
 
 
 MISTAKES = [
     (lambda: constrained("f", {"a": "real"}), TypeError, "`log_prob` must be callable, got a str"),
     (lambda: constrained(torch.log, ["a"]), TypeError, "`supports` must be a dict"),
     (lambda: constrained(torch.log, {}), TypeError, "`supports` must be a dict"),
-    (lambda: paired_constrained(3, {"rate": "positive"}), TypeError, "`log_prob` must be callable"),
-    (lambda: paired_constrained(torch.log, []), TypeError, "`supports` must be a dict"),
-    (lambda: paired_constrained(lambda y, a: a, {"b": "real"}), TypeError, "`log_prob` must take the names"),
     (lambda: constrained(lambda a: a, {"b": "real"}), TypeError, "must take the names in `supports`, b"),
     (lambda: constrained(lambda a: a, {"a": "Real"}), ValueError, "'Real' for 'a', expected one of 'real', 'posit"),
     (lambda: constrained(lambda a: a, {"a": 3}), ValueError, "3 for 'a', expected one of 'real'"),
@@ -158,25 +152,7 @@ MISTAKES = [
 ONE = constrained(lambda a: a.log(), {"a": "unit interval"})
 
 
-@pytest.mark.parametrize(("call", "error", "message"), MISTAKES)
+@every("call, error, message", MISTAKES)
 def test_a_mistake_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-def log_prob_of_pairs(y, rate, share):
-    return y[:, 0] * rate.log() - rate + (y[:, 1:] * share.log()).sum(1)
-
-
-SUPPORTS_OF_PAIRS = {"rate": "positive", "share": ("simplex", 3)}
-
-
-def test_scores_of_pairs_are_those_of_one_context_at_a_time():
-    pair = paired_constrained(log_prob_of_pairs, SUPPORTS_OF_PAIRS)
-    x, y = normal(4, 3), 1 + normal(4, 4, seed=1).abs()
-    for i in range(4):
-        one = constrained(lambda i=i, **values: log_prob_of_pairs(y[i : i + 1], **values), {**SUPPORTS_OF_PAIRS})
-        torch.testing.assert_close(pair.score_fn(x, y)[i : i + 1].detach(), one.score_fn(x[i : i + 1]).detach())
-    values = pair.constrain(x.numpy())
-    np.testing.assert_allclose(pair.unconstrain(values), x)
-    assert pair.names == one.names

@@ -7,13 +7,14 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from members import every
 from plain_targets import normal, resolved
 from sklearn.base import clone
 
 from skksivi import KSIVIApproximator
 from skksivi.baselines import SIVI, SVGD, FullRankVI, MeanFieldVI
 from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._curved import score_for_training
+from skksivi.coordinates._whitening import score_for_training
 from skksivi.kernels import Gaussian
 from skksivi.metrics import sliced_wasserstein
 from skksivi.parameters import Pilot
@@ -21,8 +22,7 @@ from skksivi.pilot import _large_data
 from skksivi.pilot._large_data import MAX_ERROR, TOLERANCE, Expansion, corrected, large_data
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import Halves
-from skksivi.stein._estimators import GRADIENT_ESTIMATORS
-from skksivi.stein._fused import value_and_gradients
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS, value_and_gradients
 from skksivi.targets import (
     BayesianLogisticRegression,
     BayesianMultinomialRegression,
@@ -176,18 +176,19 @@ def shrink_blocks(monkeypatch):
         monkeypatch.setattr(_base, name, value)
 
 
-@pytest.mark.parametrize("target", DIVISIBLE.values(), ids=DIVISIBLE)
-def test_blocks_of_rows_give_the_score_and_products_of_all_of_them(target, monkeypatch):
+@every("target", DIVISIBLE)
+def test_blocks_of_rows_give_the_score_and_products_of_all_of_them(target):
     x, v = (normal(7, target.n_features, seed=k) for k in (0, 1))
     whole = resolved(target)
     expected = whole(x), whole.product(x, v)
-    shrink_blocks(monkeypatch)
-    score = resolved(Minibatches(target, 10))
-    assert score.by_differences == whole.by_differences
-    torch.testing.assert_close((score(x), score.product(x, v)), expected, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(target.score_fn(x) if target.score_vjp else whole(x), expected[0])
-    if target.score_vjp:
-        torch.testing.assert_close(target.score_vjp(x)[1](v), expected[1])
+    with pytest.MonkeyPatch.context() as patch:
+        shrink_blocks(patch)
+        score = resolved(Minibatches(target, 10))
+        assert score.by_differences == whole.by_differences
+        torch.testing.assert_close((score(x), score.product(x, v)), expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(target.score_fn(x) if target.score_vjp else whole(x), expected[0])
+        if target.score_vjp:
+            torch.testing.assert_close(target.score_vjp(x)[1](v), expected[1])
 
 
 def test_no_matrix_of_points_by_rows_is_larger_than_a_block(monkeypatch):
@@ -211,11 +212,10 @@ N_MANY = 6000
 MANY = np.random.RandomState(2).standard_t(4, size=(N_MANY, D))
 LABELS = np.random.RandomState(3).uniform(size=N_MANY) < 1 / (1 + np.exp(-MANY @ [1.0, -1.0, 0.3]))
 LARGE = three_ways(MANY, LABELS)
-EVERY_LARGE = pytest.mark.parametrize("target", LARGE.values(), ids=LARGE)
 
 
-@EVERY_LARGE
-@pytest.mark.parametrize("slopes", [True, False])
+@every("target", LARGE)
+@every("slopes", [True, False])
 def test_corrected_parts_have_the_score_and_product_of_all_as_their_mean(target, slopes):
     """Exactly, wherever the expansion is made and the points are, also beyond its reach."""
     score = resolved(target)
@@ -260,9 +260,7 @@ def test_minibatches_of_any_data_are_right_at_the_mode_and_in_the_mean(n, d, k, 
     torch.testing.assert_close(of_parts.mean(0), target.subset(rows).score_fn(x))
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("own product", torch.float32), ("autograd", torch.float64), ("differences", torch.float64)]
-)
+@every("name, dtype", [("own product", torch.float32), ("autograd", torch.float64), ("differences", torch.float64)])
 def test_near_the_mode_minibatches_and_parts_agree_with_all_of_the_data(name, dtype):
     score = resolved(Minibatches(LARGE[name], 100), dtype=dtype)
     few, generator = large_data(score), torch.Generator().manual_seed(0)

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from members import every
 from plain_targets import LogisticDensity, normal, resolved
 from sklearn.base import clone
 
@@ -59,14 +60,13 @@ STREAMS = {
     ),
     "arrays": Minibatches.from_loader(batches, of_arrays, n_rows=N, prior=from_score_fn(lambda x: -x, n_features=D)),
 }
-EVERY_STREAM = pytest.mark.parametrize("name", STREAMS)
 
 
 def close(actual, expected, tolerance=1e-9):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@EVERY_STREAM
+@every("name", list(STREAMS))
 def test_the_score_of_a_stream_is_that_of_all_rows(name):
     score, full = resolved(STREAMS[name]).on_all_data(), resolved(FULL)
     v = POINTS.flip(0)
@@ -78,7 +78,7 @@ def test_the_score_of_a_stream_is_that_of_all_rows(name):
     close(pull(v), full.product(POINTS, v), tolerance)
 
 
-@EVERY_STREAM
+@every("name", list(STREAMS))
 def test_minibatches_are_the_batches_each_counted_for_all(name):
     score, generator = resolved(STREAMS[name]), torch.Generator()
     expected = [FULL.subset(torch.arange(k, k + B)).score_fn(POINTS) for k in range(0, N, B)]
@@ -93,7 +93,7 @@ def test_minibatches_are_the_batches_each_counted_for_all(name):
     close(pull(POINTS), product, 1e-5 if name == "arrays" else 1e-9)
 
 
-@pytest.mark.parametrize("kept", [0, 2**16])
+@every("kept", [0, 2**16])
 def test_a_part_is_the_first_rows_in_whole_batches(kept, monkeypatch):
     monkeypatch.setattr(module, "N_KEPT", kept)
     stream = Minibatches.from_loader(batches, target_of_batch, n_rows=N)
@@ -127,7 +127,7 @@ def pickled(stream):
     return pickle.loads(pickle.dumps(stream))  # noqa: S301
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled, lambda t: t.to(dtype=torch.float64)])
+@every("copied", [copy.copy, copy.deepcopy, pickled, lambda t: t.to(dtype=torch.float64)])
 def test_a_copy_begins_anew(copied):
     stream = Minibatches.from_loader(list(batches()), target_of_batch)
     first = stream.minibatch(torch.Generator()).score_fn(POINTS)
@@ -149,7 +149,7 @@ def test_a_fit_to_a_stream_is_one_to_all_rows_and_repeats_itself():
     assert stream.n_passes < 2 * 40  # of two fits
 
 
-@pytest.mark.parametrize("n", [3, 2 * N // B + 5])
+@every("n", [3, 2 * N // B + 5])
 def test_minibatches_go_on_from_any_place(n):
     streams = [Minibatches.from_loader(batches, target_of_batch, n_rows=N) for _ in range(2)]
     for _ in range(n):
@@ -224,8 +224,8 @@ def wider():
     yield np.column_stack([X[:B], X[:B, 0]]), Y[:B]
 
 
-@pytest.mark.parametrize(
-    ("passes", "n_rows", "message"),
+@every(
+    "passes, n_rows, message",
     [
         ([batches(), batches(), batches(n=N - B)], None, "`loader` ended early: it gave 4750 .* `n_rows` = 5000"),
         ([batches(), batches()], 40, r"has more of them than before: it gave 5000 rows in a pass, expected .* 40"),
@@ -236,7 +236,6 @@ def wider():
             r"`loader` changes .* batch 2 gives 4 features from \[\(4,\), \(\)\], but the first",
         ),
     ],
-    ids=["fewer", "more", "empty", "columns"],
 )
 def test_a_loader_that_changes_is_told(passes, n_rows, message):
     passes = iter(passes)
@@ -279,9 +278,8 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named(mistake):
-    options, message = MISTAKES[mistake]
+@every("options, message", MISTAKES)
+def test_a_mistake_is_named(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         Minibatches.from_loader(**{"loader": batches, "target_of_batch": target_of_batch, **options})
 

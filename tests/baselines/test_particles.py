@@ -1,0 +1,283 @@
+"""Particles: SVGD, KSD descent and MIED by their definitions, where they start and end, what is drawn from them."""
+
+import math
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from members import every
+from misbehaving import Misbehaving
+from plain_targets import generator, normal, student_score
+from sklearn.exceptions import ConvergenceWarning
+
+from skksivi import kernels
+from skksivi.base import LEAST_WIDTH
+from skksivi.baselines import MALA, MIED, SVGD, KSDDescent, _particles
+from skksivi.baselines._particles import MOLLIFIERS, ksd_gradient, last_fall, mied_gradient, svgd_direction
+from skksivi.baselines._points import find_start
+from skksivi.families._samplers import Particles
+from skksivi.pilot._pilot import find_whitening
+from skksivi.score._probe import in_double
+from skksivi.score._score import autograd_pullback
+from skksivi.targets import Banana, from_score_fn
+
+KERNELS = {
+    "gaussian": (kernels.Gaussian, lambda r, h: torch.exp(-(r**2) / (2 * h**2))),
+    "imq": (kernels.IMQ, lambda r, h: (1 + r**2 / h**2) ** -0.5),
+    "laplace": (kernels.Laplace, lambda r, h: torch.exp(-r / h)),
+}
+
+
+def unwhitened(d):
+    return find_whitening(None, in_double(lambda x: -x, d), generator())[0]
+
+
+def by_definition(x, s, k):
+    """The double sum, with the gradient of the kernel in its first argument by automatic differentiation."""
+    phi = torch.zeros_like(x)
+    for i, x_i in enumerate(x):
+        for j, x_j in enumerate(x):
+            if i == j:  # where the gradient of a radial kernel is zero
+                phi[i] += s[j]
+                continue
+            y = x_j.clone().requires_grad_()
+            value = k((y - x_i).norm())
+            phi[i] += value.detach() * s[j] + torch.autograd.grad(value, y)[0]
+    return phi / len(x)
+
+
+@every("cls, k", KERNELS)
+@every("bandwidth", [0.7, "median"])
+def test_the_direction_is_its_definition(bandwidth, cls, k):
+    x = normal(6, 3)
+    h = cls(bandwidth=bandwidth).frozen(x).bandwidth
+    expected = by_definition(x, student_score(x), lambda r: k(r, h))
+    actual = svgd_direction(x, student_score(x), cls(bandwidth=bandwidth))
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_the_direction_does_not_depend_on_where_the_origin_is():
+    x, s = normal(8, 2), normal(8, 2, seed=1)
+    near = svgd_direction(x, s, kernels.IMQ())
+    torch.testing.assert_close(svgd_direction(x + 1e6, s, kernels.IMQ()), near, rtol=1e-7, atol=1e-7)
+
+
+# Where points start
+
+
+def test_particles_start_where_init_says():
+    X = np.random.RandomState(0).normal(size=(9, 2))
+    q = SVGD(init=X, max_iter=1, learning_rate=1e-12, random_state=0).fit(lambda x: 3 - x, n_features=2)
+    np.testing.assert_allclose(q.particles_, X, atol=1e-9)
+
+
+def test_points_where_the_score_is_not_finite_go_to_others():
+    score = in_double(lambda x: 1 / x.clamp_min(0).sqrt().sqrt() - x, 2)
+    _, u = find_start((torch.ones(2), torch.eye(2)), None, 500, score, generator())
+    x = u + 1
+    assert score(x).isfinite().all()
+    assert len(x.unique(dim=0)) > 300  # the share of a quadrant, Phi(1)^2 = 0.71
+
+
+def test_a_score_that_ends_to_be_finite_ends_the_fit_and_keeps_the_particles():
+    q = SVGD(whiten=None, n_particles=20, max_iter=1000, random_state=0)
+    with pytest.raises(FloatingPointError):
+        q.fit(Misbehaving(lambda s: torch.nan * s, 120), n_features=2)
+    assert 50 <= q.n_iter_ <= 150
+    assert np.isfinite(q.sample(20)).all()
+
+
+# Draws
+
+
+def test_up_to_their_number_draws_are_particles_without_replacement():
+    q = SVGD(n_particles=40, max_iter=20, random_state=0).fit(lambda x: 3 - x, n_features=2)
+    rows = {tuple(row) for row in q.particles_}
+    for n in (1, 25, 40):
+        drawn = {tuple(row) for row in q.sample(n)}
+        assert len(drawn) == n
+        assert drawn <= rows
+    assert not np.array_equal(q.sample(40, random_state=0), q.sample(40, random_state=1))
+
+
+def test_more_draws_are_smeared_to_the_last(monkeypatch):
+    """The last five, drawn for themselves, would be bare particles."""
+    monkeypatch.setattr("skksivi.base.CHUNK", 20 * LEAST_WIDTH)
+    q = SVGD(n_particles=10, max_iter=5, random_state=0).fit(lambda x: 3 - x, n_features=2)
+    assert not {tuple(row) for row in q.particles_} & {tuple(row) for row in q.sample(45)}
+
+
+def test_more_draws_reach_half_way_to_the_nearest_other_particle():
+    n, X = 30_000, np.zeros((4, 3))
+    X[:, 0] = 0, 1, 1000, 1004
+    drawn = Particles(X, unwhitened(3)).sample(n, generator()).numpy()
+    far = drawn[:, 0] > 500
+    assert abs(far.mean() - 0.5) < 4 * math.sqrt(0.25 / n)
+    for r, pair in ((1, drawn[~far]), (4, drawn[far])):
+        square = np.mean(pair[:, 1:] ** 2)
+        assert square == pytest.approx((r / 2) ** 2 / 3, rel=4 * math.sqrt(2 / pair[:, 1:].size))
+
+
+SMOOTH = {
+    "gaussian": (kernels.Gaussian(bandwidth=1.3), lambda r2: torch.exp(-r2 / (2 * 1.3**2))),
+    "imq": (kernels.IMQ(bandwidth=0.8), lambda r2: (1 + r2 / 0.64) ** -0.5),
+    "imq 0.3": (kernels.IMQ(bandwidth=0.8, exponent=0.3), lambda r2: (1 + r2 / 0.64) ** -0.3),
+}
+
+
+def score_fn(x):
+    """Of log p = -sum cosh(x_i) - (x_1 x_2 ... )^2 / 2, whose Jacobian is no diagonal."""
+    others = x.prod(-1, keepdim=True) / x
+    return -x.sinh() - x.prod(-1, keepdim=True) * others
+
+
+def discrepancy(x, k):
+    """The mean of the Stein kernel over all pairs, by automatic differentiation of the kernel."""
+    total, s = 0, score_fn(x)
+    for x_i, s_i in zip(x, s, strict=True):
+        for x_j, s_j in zip(x, s, strict=True):
+            a, b = x_i + 0, x_j + 0
+            value = k((a - b).square().sum())
+            (in_a,) = torch.autograd.grad(value, a, create_graph=True)
+            (in_b,) = torch.autograd.grad(value, b, create_graph=True)
+            trace = sum(torch.autograd.grad(in_a[c], b, create_graph=True)[0][c] for c in range(len(a)))
+            total = total + s_i @ s_j * value + s_i @ in_b + s_j @ in_a + trace
+    return total / len(x) ** 2
+
+
+@every("kernel, k", SMOOTH)
+def test_value_and_gradient_are_those_of_the_definition(kernel, k):
+    x = normal(5, 3).requires_grad_()
+    expected = discrepancy(x, k)
+    value, dx, ds = ksd_gradient(x.detach(), score_fn(x.detach()), kernel)
+    torch.testing.assert_close(value, expected.detach(), rtol=1e-10, atol=0)
+    (gradient,) = torch.autograd.grad(expected, x)
+    torch.testing.assert_close(dx + autograd_pullback(score_fn, x)[1](ds), gradient, rtol=1e-9, atol=1e-11)
+
+
+def test_lbfgs_stops_at_its_tolerance():
+    few, many = (
+        KSDDescent(n_particles=20, tol=tol, random_state=0).fit(lambda x: -x, n_features=1) for tol in (1e-3, 1e-7)
+    )
+    assert few.n_iter_ < many.n_iter_ < 300
+    assert len(many.loss_curve_) >= many.n_iter_
+    assert many.loss_curve_[-1] < few.loss_curve_[-1]
+
+
+def test_a_discrepancy_that_is_not_finite_ends_the_fit():
+    q = KSDDescent(whiten=None, max_iter=300, tol=0.0)
+    with pytest.raises(FloatingPointError, match=r"The loss is nan at evaluation .* choose another `whiten`"):
+        q.fit(Misbehaving(lambda s: torch.nan * s, 39), n_features=2)
+    assert np.isfinite(q.particles_).all()
+
+
+def test_lbfgs_that_ends_too_early_says_so():
+    q = KSDDescent(n_particles=20, max_iter=10, random_state=0)
+    with pytest.warns(ConvergenceWarning, match=r"after 10 iterations, .* fell by \d+%. Raise `max_iter`"):
+        q.fit(lambda x: -x - x**3, n_features=2)
+    q.set_params(solver="adam").fit(lambda x: -x - x**3, n_features=2)  # whose steps are as many as were asked for
+    converged = q.set_params(solver="lbfgs", max_iter=100, tol=0.0).fit(lambda x: -x - x**3, n_features=2)
+    assert converged.n_iter_ == 100
+    assert last_fall([5.0, 3.0, 4.0]) == 0
+    assert last_fall([5.0, 4.0, 3.0]) == 1 / 4
+    assert last_fall([9.0] * 10 + [8.0] * 18 + [7.0, 6.0]) == 1 / 4
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, FloatingPointError])
+@pytest.mark.parametrize("n_calls", [1, 9])
+def test_lbfgs_that_is_interrupted_keeps_the_best_particles(end, n_calls, monkeypatch):
+    """A line search stands anywhere when it ends."""
+    seen = []
+
+    def spy(x, s, kernel):
+        if len(seen) == n_calls:
+            raise end
+        ksd, dx, ds = ksd_gradient(x, s, kernel)
+        seen.append((ksd.item(), x.clone()))
+        return ksd, dx, ds
+
+    monkeypatch.setattr(_particles, "ksd_gradient", spy)
+    q = KSDDescent(whiten=None, n_particles=20, bandwidth=0.3, random_state=0)
+    with pytest.raises(end):
+        q.fit(lambda x: -x - 50 * x**3, n_features=2)
+    values = [value for value, _ in seen]
+    best = min(seen, key=lambda pair: pair[0])[1]
+    np.testing.assert_array_equal(q.particles_, best)
+    np.testing.assert_array_equal(q.loss_curve_, values)
+    assert 0 < q.n_iter_ <= n_calls
+    assert np.isfinite(q.sample(30)).all()
+
+
+FORMULAS = {
+    "riesz": lambda r2, epsilon, d: (r2 + epsilon**2) ** (-(d + 1e-4) / 2),
+    "gaussian": lambda r2, epsilon, d: torch.exp(-r2 / (2 * epsilon**2)),
+    "laplace": lambda r2, epsilon, d: torch.exp(-r2.sqrt() / epsilon),
+}
+
+
+def energy(x, log_prob, formula, epsilon):
+    """The definition, pair by pair."""
+    n, d = x.shape
+    p, total = log_prob(x).exp(), 0
+    for i in range(n):
+        for j in range(n):
+            if i == j:
+                nearest = min((x[i] - x[k]).norm() for k in range(n) if k != i)
+                r2 = (nearest.detach() / (1.3 * d) ** (1 / d)) ** 2
+            else:
+                r2 = (x[i] - x[j]).square().sum()
+            total = total + formula(r2, epsilon, d) * (p[i] * p[j]) ** -0.5
+    return torch.log(total / n**2)
+
+
+@every("d", [1, 2, 3])
+@every("name", list(FORMULAS))
+def test_energy_and_gradient_are_those_of_the_definition(name, d):
+    def log_prob(x):
+        return -x.cosh().sum(-1) - x.prod(-1).square()
+
+    x = normal(6, d, seed=d).requires_grad_()
+    (s,) = torch.autograd.grad(log_prob(x).sum(), x)
+    expected = energy(x, log_prob, FORMULAS[name], 0.5)
+    (gradient,) = torch.autograd.grad(expected, x)
+    x = x.detach()
+    value, actual = mied_gradient(x, log_prob(x), s, MOLLIFIERS[name], 0.5)
+    torch.testing.assert_close(value, expected.detach(), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(actual, gradient, rtol=1e-9, atol=1e-11)
+
+
+def test_a_constant_in_log_p_shifts_the_energy_alone():
+    x, log_p, s = normal(5, 2), normal(5, seed=1), normal(5, 2, seed=2)
+    value, gradient = mied_gradient(x, log_p, s, MOLLIFIERS["riesz"], 1e-4)
+    shifted, same = mied_gradient(x, log_p + 800, s, MOLLIFIERS["riesz"], 1e-4)
+    torch.testing.assert_close(shifted, value - 800)
+    torch.testing.assert_close(same, gradient)
+
+
+# Log-densities from scores
+
+
+def test_without_log_prob_the_fit_is_the_same():
+    """Along every step the log-density of the banana is a polynomial of degree four."""
+    banana, q = Banana(), MIED(n_particles=30, max_iter=100, random_state=0)
+    with_density = q.fit(banana).particles_
+    assert not np.array_equal(q.fit(Banana().score_fn, n_features=2).particles_, with_density)
+    np.testing.assert_allclose(q.particles_, with_density, rtol=0, atol=1e-4)
+
+
+SHORT = [
+    MIED(n_particles=20, max_iter=20, random_state=0),
+    MALA(n_chains=20, n_warmup=20, n_draws=2, random_state=0),
+]
+
+
+@every("q, of_arrays", [(SHORT[0], False), (SHORT[1], False), (SHORT[1], True)])
+def test_a_density_of_arrays_or_one_that_contradicts_the_score_is_left_alone(q, of_arrays):
+    score_fn = (lambda X: -np.sinh(X)) if of_arrays else Banana().score_fn
+    target = from_score_fn(score_fn, 2)
+    target.log_prob = (lambda X: -np.cosh(X).sum(-1)) if of_arrays else lambda x: 10 * Banana().log_prob(x)
+    words = "`log_prob` of the target contradicts its `score_fn`"
+    with nullcontext() if of_arrays else pytest.warns(UserWarning, match=words):
+        X = q.fit(target).sample(20, random_state=0)
+    np.testing.assert_array_equal(q.fit(score_fn, n_features=2).sample(20, random_state=0), X)

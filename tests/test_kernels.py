@@ -70,6 +70,12 @@ def test_every_kernel_is_under_test():
     assert {type(kernel) for kernel, _, _ in MEMBERS} == set(KERNELS.values())
 
 
+@every_kernel
+def test_with_a_fixed_bandwidth_one_set_is_that_set_twice(kernel):
+    kernel, x = clone(kernel).set_params(bandwidth=0.7), normal(6, 2)
+    assert torch.equal(kernel(x), kernel(x, x))
+
+
 @given(n=SIZES, m=SIZES, d=DIMENSIONS, h=st.floats(0.1, 10), seed=SEEDS)
 @every_member
 def test_kernel_equals_its_formula_and_its_matrix_is_positive_semidefinite(kernel, formula, width, n, m, d, h, seed):

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from skksivi.estimators import HKSIVIApproximator as HKSIVIApproximator
     from skksivi.estimators import KSIVIApproximator as KSIVIApproximator
     from skksivi.inference._expectation import expectation as expectation
-    from skksivi.inference._importance import certificate as certificate
     from skksivi.inference._importance import evidence as evidence
     from skksivi.inference._importance import importance_sample as importance_sample
     from skksivi.inference._importance import refine as refine
@@ -51,7 +50,7 @@ else:
             "_version": ["__version__"],
             "estimators": ["HKSIVIApproximator", "KSIVIApproximator"],
             "inference._expectation": ["expectation"],
-            "inference._importance": ["certificate", "evidence", "importance_sample", "refine"],
+            "inference._importance": ["evidence", "importance_sample", "refine"],
             "inference._modes": ["modes"],
             "inference._summary": ["compare", "summary"],
             "_arviz": ["to_arviz"],

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -154,9 +155,9 @@ def neg_divergence_scorer(*, n_samples: int = 1000) -> Scorer:
     >>> from skksivi.model_selection import Replicates, neg_divergence_scorer
     >>> from skksivi.targets import XShaped
     >>> search = GridSearchCV(
-    ...     KSIVIApproximator(max_iter=500, whiten="laplace", random_state=0),
+    ...     KSIVIApproximator(max_iter=100, hidden_layer_sizes=(20,), whiten="laplace", random_state=0),
     ...     {"learning_rate": [1e-5, 1e-2]},
-    ...     scoring=neg_divergence_scorer(n_samples=1000),
+    ...     scoring=neg_divergence_scorer(n_samples=200),
     ...     cv=Replicates(1),
     ... ).fit(XShaped())
     >>> search.best_params_
@@ -350,7 +351,7 @@ class _NegDivergence:
     n_samples: int
 
     def __call__(self, estimator: BaseApproximator, X: Target | ScoreFunction, y: object = None) -> float:
-        sample = importance_sample(estimator, X, n_samples=self.n_samples, random_state=_rng_of(X))
+        sample = importance_sample(copy.copy(estimator), X, n_samples=self.n_samples, random_state=_rng_of(X))
         return _rounded(-sample.certificate().divergence)
 
 

@@ -20,35 +20,27 @@ from skksivi.parameters import Pilot
 from skksivi.score._probe import in_double
 from skksivi.targets import Target
 
+AT_MODE = {"whiten": "laplace", "random_state": 0}
 #: Settings with which each is a good fit of a Gaussian in two dimensions.
 APPROXIMATORS = [
     KSIVIApproximator(max_iter=200, batch_size=50, whiten=Pilot(budget=20_000), train=True, random_state=0),
     HKSIVIApproximator(max_iter=40, batch_size=50, whiten=Pilot(budget=20_000), n_layers=2, random_state=0),
     baselines.Laplace(random_state=0),
-    baselines.SIVI(whiten="laplace", max_iter=60, learning_rate=0.01, random_state=0),
-    baselines.SIVISM(
-        whiten="laplace", critic_hidden_layer_sizes=(32, 32), max_iter=60, learning_rate=0.003, random_state=0
-    ),
-    baselines.UIVI(whiten="laplace", max_iter=15, learning_rate=0.02, random_state=0),
+    baselines.SIVI(max_iter=60, learning_rate=0.01, **AT_MODE),
+    baselines.SIVISM(critic_hidden_layer_sizes=(32, 32), max_iter=60, learning_rate=0.003, **AT_MODE),
+    baselines.UIVI(max_iter=15, learning_rate=0.02, **AT_MODE),
     baselines.KPG(max_iter=100, learning_rate=0.01, random_state=0),
     baselines.AISIVI(n_inner_samples=16, max_iter=30, learning_rate=0.02, random_state=0),
     baselines.PVI(max_iter=100, learning_rate=0.02, random_state=0),
     baselines.SIFG(max_iter=100, random_state=0),
-    baselines.HSIVISM(
-        whiten="laplace",
-        initial_scale=0.35,
-        critic_hidden_layer_sizes=(64, 64),
-        n_layers=2,
-        max_iter=100,
-        random_state=0,
-    ),
+    baselines.HSIVISM(initial_scale=0.35, critic_hidden_layer_sizes=(64, 64), n_layers=2, max_iter=100, **AT_MODE),
     baselines.MeanFieldVI(max_iter=300, random_state=0),
     baselines.FullRankVI(max_iter=300, random_state=0),
     baselines.BatchAndMatch(random_state=0),
     baselines.SVGD(n_particles=100, max_iter=200, random_state=0),
     baselines.KSDDescent(n_particles=100, max_iter=50, random_state=0),
     baselines.MIED(
-        mollifier="laplace", epsilon=0.3, n_particles=100, max_iter=200, learning_rate=0.1, random_state=0
+        mollifier="laplace", epsilon=0.3, n_particles=100, learning_rate=0.1, max_iter=200, random_state=0
     ),
     baselines.SGLD(n_chains=200, n_warmup=200, n_draws=25, random_state=0),
     baselines.MALA(n_chains=200, n_warmup=100, n_draws=50, thin=2, random_state=0),

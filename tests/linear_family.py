@@ -51,9 +51,8 @@ class LinearFamily:
         return self.A, self.b, self.family.log_variance.value
 
 
-TARGET = torch.distributions.MultivariateNormal(
-    torch.tensor([1.0, -0.5]).double(), torch.tensor([[1.0, 0.4], [0.4, 0.6]]).double()
-)
+COVARIANCE = torch.tensor([[1.0, 0.4], [0.4, 0.6]]).double()
+TARGET = torch.distributions.MultivariateNormal(torch.tensor([1.0, -0.5]).double(), COVARIANCE)
 
 
 def target_score(x):
@@ -66,6 +65,14 @@ def objective_of(est, q):
     objective = est._objective(in_double(target_score, 2), temperature, q.family, generator())
     objective.advance(0.0)
     return objective
+
+
+def evaluated(objective, family):
+    """The loss at the start of a training, and its gradient in each parameter of a family."""
+    objective.advance(0.0)
+    with torch.no_grad():
+        loss = objective()
+    return loss, [p.grad.clone() for p in family.parameters()]
 
 
 def gradients(objective, parameters, n):

@@ -1,7 +1,9 @@
-"""A test of every member of a list in one item, for where an item of its own costs more than what is tested in it."""
+"""A test of every member of a list in one item, where one of its own costs more than what it tests; a refusal."""
 
 import functools
 import inspect
+
+import pytest
 
 
 def every(names, members):
@@ -28,3 +30,9 @@ def every(names, members):
         return run
 
     return decorated
+
+
+def refused(error, words, act, *args):
+    """See that an act is refused by an error with these words."""
+    with pytest.raises(error, match=words):
+        act(*args)

@@ -65,8 +65,7 @@ def gumbel_log_prob(x):
 
 
 def gumbel(n, d, seed=0):
-    uniform = torch.rand(n, d, generator=generator(seed), dtype=torch.float64)
-    return -torch.log(-torch.log(uniform))
+    return -torch.log(-torch.log(torch.rand(n, d, generator=generator(seed), dtype=torch.float64)))
 
 
 def gaussian(d, seed):
@@ -144,13 +143,6 @@ def student_log_prob(x, df=5.0):
     d = x.shape[-1]
     constant = math.lgamma((df + d) / 2) - math.lgamma(df / 2) - d / 2 * math.log(df * math.pi)
     return constant - (df + d) / 2 * torch.log1p(x.square().sum(-1) / df)
-
-
-def funnel_score(x):
-    """Of v ~ N(0, 9) and w ~ N(0, e^v): no one step suits its neck and its mouth."""
-    v, w = x[:, :1], x[:, 1:]
-    s_v = -v / 9 - w.shape[1] / 2 + w.square().sum(1, keepdim=True) * torch.exp(-v) / 2
-    return torch.cat([s_v, -w * torch.exp(-v)], 1)
 
 
 def pushed(score_fn, A, b):

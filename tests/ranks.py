@@ -17,15 +17,7 @@ from sklearn.base import clone
 
 from skksivi import KSIVIApproximator, diagnose
 from skksivi.parameters import Checkpoint
-from skksivi.targets import (
-    BayesianLogisticRegression,
-    Minibatches,
-    Sharded,
-    Target,
-    _sharded,
-    from_log_prob,
-    from_score_fn,
-)
+from skksivi.targets import BayesianLogisticRegression, Minibatches, Sharded, from_log_prob, from_score_fn
 
 N, D = 240, 3
 X = np.random.RandomState(0).normal(size=(N, D)) * [1.0, 0.5, 2.0]
@@ -48,12 +40,8 @@ def minibatches(rank, n_ranks):
 
 
 def stream(rank, n_ranks):
-    A, y = X[rank::n_ranks], Y[rank::n_ranks]
-
-    def batches():
-        for k in range(0, len(A), 30):
-            yield A[k : k + 30], y[k : k + 30]
-
+    rows = np.arange(rank, N, n_ranks)
+    batches = [(X[part], Y[part]) for part in np.split(rows, range(30, len(rows), 30))]
     return Minibatches.from_loader(batches, lambda batch: BayesianLogisticRegression(*batch, prior_precision=1.0))
 
 
@@ -146,10 +134,11 @@ def faults(folder):
         return Sharded(partial(fails_late, error), prior=from_score_fn(minus, D))
 
     def other_version():
-        with mock.patch.object(_sharded, "__version__", f"0.{rank}"):
+        with mock.patch("skksivi.targets._sharded.__version__", f"0.{rank}"):
             Sharded(regression)
 
-    no_rows = type("NoRows", (Target,), {"n_features": D, "n_rows": 0})()
+    no_rows = own(D)
+    no_rows.n_rows = 0
     acts = {
         "features": lambda: Sharded(lambda k, n: BayesianLogisticRegression(X[:, : 3 - k], Y)),
         "prior": lambda: Sharded(lambda k, n: regression(k, n, 1.0 + k)),

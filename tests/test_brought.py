@@ -2,23 +2,21 @@
 
 import ast
 import re
-import warnings
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import plain_targets
 import pytest
 import torch
-from members import every
-from plain_targets import as_score, generator, normal, words_of
+from members import every, refused
+from plain_targets import as_score, generator, normal, own, words_of
 from scipy.special import i0e, i1e, ive
 from sklearn.exceptions import ConvergenceWarning
 from torch import nn
 
-from skksivi import KSIVIApproximator, expectation, save
+from skksivi import KSIVIApproximator, expectation
 from skksivi.baselines import Laplace
 from skksivi.bridges._foreign import BlackBoxTarget, on_one_period
 from skksivi.coordinates._lines import checked_density
@@ -28,8 +26,8 @@ from skksivi.pilot._modes import check_aperiodic, find_modes, search_around
 from skksivi.pilot._newton import check_mode, laplace
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.score._domain import check_proper
-from skksivi.score._tally import BudgetError, DivergedError
-from skksivi.targets import constrained, from_log_prob, from_numpyro, from_pymc, from_score_fn
+from skksivi.score._tally import DivergedError
+from skksivi.targets import constrained, from_log_prob, from_pymc, from_score_fn
 from skksivi.training._run import explained
 
 
@@ -48,6 +46,11 @@ def regression(seed, dtype):
     rng = np.random.RandomState(seed)
     n, d = rng.randint(10, 40), rng.randint(1, 6)
     return (torch.from_numpy(a).to(dtype) for a in (rng.normal(size=(n, d)), rng.normal(size=n)))
+
+
+def supports_in(words):
+    """The supports of the call that a message shows."""
+    return ast.literal_eval(re.search(r"constrained\(log_prob, (\{.*\})\)", words)[1])
 
 
 # Types
@@ -69,9 +72,7 @@ def density(seed, dtype):
 def test_a_density_is_evaluated_in_the_type_that_it_takes(seed):
     (single, d), (double, _) = (density(seed, dtype) for dtype in (torch.float32, torch.float64))
     x = normal(50, d, seed=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = resolved(from_log_prob(single, d)).double.log_prob(x)
+    found = resolved(from_log_prob(single, d)).double.log_prob(x)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found.detach(), double(x).detach(), rtol=1e-4, atol=1e-4)
 
@@ -93,18 +94,6 @@ def test_a_density_is_not_wrong_where_rounding_hides_it(d):
     score, a, b = both(torch.float32, d)
     assert words_of(lambda: checked_density(score, a, b)) == []
     assert checked_density(score, a, b) is score
-
-
-@every("d, factor", [(1, 0.5), (3, 2.0), (30, -1.0)])
-def test_a_wrong_factor_names_its_coordinate(d, factor):
-    scales = torch.ones(d, dtype=torch.float64).index_fill(0, torch.tensor(d // 2), factor)
-    named = replace(
-        as_score(lambda x: -x.sinh() * scales, lambda x: -x.cosh().sum(1), d), names=tuple(f"b{i}" for i in range(d))
-    )
-    words = words_of(lambda: checked_density(named, normal(1, d), normal(8, d, seed=1)))
-    assert len(words) == 1, words
-    assert f"{factor:g} times the slope of log p" in words[0]
-    assert re.findall(r"`(b\d+)`", words[0]) == ([f"b{d // 2}"] if d > 1 else [])
 
 
 def test_a_random_walk_that_single_precision_hides_is_refused():
@@ -146,14 +135,12 @@ def test_bounds_are_told_once_and_nothing_else_is(seed, cls, margin):
         return torch.where(inside, log_p, -torch.inf)
 
     q = cls(init=[0.0, low + width / 2], random_state=0)
-    words = words_of(lambda: q.fit(from_log_prob(log_prob, 2)))
-    assert len(words) == 1, words
-    assert "seems bounded" in words[0]
-    assert "improper" not in words[0]
-    supports = ast.literal_eval(re.search(r"constrained\(log_prob, (\{.*\})\)", words[0])[1])
-    assert supports["x0"] == "real"
-    assert supports["x1"][0] == "interval"
-    np.testing.assert_allclose(supports["x1"][1:], [low, low + width], atol=1e-5)
+    (words,) = words_of(lambda: q.fit(from_log_prob(log_prob, 2)))
+    assert "seems bounded" in words
+    assert "improper" not in words
+    of_mu, (kind, *ends) = supports_in(words).values()
+    assert (of_mu, kind) == ("real", "interval")
+    np.testing.assert_allclose(ends, [low, low + width], atol=1e-5)
 
 
 @every("end, is_told", [(2.9, False), (-0.97, True)])
@@ -166,9 +153,10 @@ def test_a_bound_is_near_the_mass(end, is_told):
     words = words_of(lambda: q.fit(target))
     assert any("seems bounded" in word for word in words) == is_told
     assert len(words) == is_told, words
-    given = words_of(lambda: expectation(q.sample(1000, random_state=0), target))
+    given = words_of(lambda: expectation(q.sample(1000, random_state=0), target=target))
     assert any("seems bounded" in word for word in given) == is_told
-    assert not any("seems bounded" in word for word in words_of(lambda: expectation(q, target)))  # the fit has told
+    of_fit = words_of(lambda: expectation(q, target=target))  # the fit has told
+    assert not any("seems bounded" in word for word in of_fit)
 
 
 # Units
@@ -194,32 +182,11 @@ def test_units_need_not_be_alike(seed):
 # Budgets
 
 
-@pytest.mark.parametrize("seed", in_tiers(8, 1))
-def test_a_search_that_comes_to_no_end_has_a_total(seed):
-    rng = np.random.RandomState(seed)
-    d, noise, pitch = rng.randint(1, 5), rng.uniform(2, 9), 10 ** rng.uniform(6, 9)
-
-    def score_fn(x):
-        return -x * (1 + noise * (pitch * x.sum(1, keepdim=True)).sin())
-
-    score = resolved(score_fn, d)
-    with suppress(BudgetError), score.tally.at_most(30_000):
-        for _ in range(300):
-            find_modes(score.double, torch.from_numpy(rng.normal(size=(20, d))), generator())
-    assert score.tally.is_spent
-    assert score.tally.total <= 31_000
-    assert score.tally.limit is None
-
-
 def test_a_fit_that_comes_to_no_end_returns_the_best():
     """The integral of noise along a line needs ever more points."""
-
-    def score_fn(x):
-        return -x * (1 + 3 * (1e7 * x.sum(1, keepdim=True)).sin())
-
     q = KSIVIApproximator(whiten=Pilot(budget=5000), random_state=0)
     with pytest.warns(ConvergenceWarning, match="The noise of the score"):
-        q.fit(score_fn, n_features=3)
+        q.fit(lambda x: -x * (1 + 3 * (1e7 * x.sum(1, keepdim=True)).sin()), n_features=3)
     assert np.isfinite(q.sample(100)).all()
 
 
@@ -252,21 +219,19 @@ def noisy(seed, size):
     return kinds[seed % 4], mean, sd
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("seed", in_tiers(4, 2))
 def test_noise_that_does_not_matter_is_not_told(seed):
     score_fn, mean, sd = noisy(seed, 10 ** np.random.RandomState(seed).uniform(-6, -1.2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        q = KSIVIApproximator(random_state=0).fit(score_fn, n_features=len(mean))
+    q = KSIVIApproximator(random_state=0).fit(score_fn, n_features=len(mean))
     X = q.sample(20_000)
     assert np.abs((X.mean(0) - mean) / sd).max() < 0.05
     assert np.abs(np.log(X.std(0) / sd)).max() < 0.05
     assert q.n_score_calls_ < 20_000
 
 
-@pytest.mark.parametrize("seed", [3])
-def test_noise_that_matters_is_told_before_long_chains(seed):
-    score_fn, mean, _ = noisy(seed, 1.0)
+def test_noise_that_matters_is_told_before_long_chains():
+    score_fn, mean, _ = noisy(3, 1.0)
     q = KSIVIApproximator(random_state=0)
     (words,) = words_of(lambda: q.fit(score_fn, n_features=len(mean)))
     assert "The noise of the score is" in words
@@ -296,28 +261,6 @@ def test_a_jump_is_told_with_its_place(seed):
     assert int(found[1]) == j
     np.testing.assert_allclose(float(found[2]), at, rtol=2e-3)
     assert q.n_score_calls_ < 60_000
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("seed", "tau", "prior"), [(0, 0.1, 1e-4), (1, 0.5, 0.0)])
-def test_a_score_with_kinks_at_the_mode_has_a_scale(seed, tau, prior):
-    """The check loss of a quantile regression, whose curvature is that of the prior."""
-    rng = np.random.RandomState(seed)
-    X, y = torch.from_numpy(np.stack([np.ones(80), rng.normal(size=80)], 1)), torch.from_numpy(rng.standard_t(3, 80))
-
-    def log_prob(b):
-        u = y.to(b) - b @ X.to(b).mT
-        return -(u * (tau - (u < 0).to(b))).sum(1) - prior * b.square().sum(1) / 2
-
-    q = KSIVIApproximator(random_state=0, dtype="float64")
-    assert not words_of(lambda: q.fit(from_log_prob(log_prob, 2)))
-    assert q.n_score_calls_ < 30_000
-    grid = torch.cartesian_prod(*(torch.linspace(-4, 4, 401, dtype=torch.float64),) * 2)
-    p = log_prob(grid).softmax(0)
-    sd = (p @ grid.square() - (p @ grid) ** 2).sqrt()
-    draws = torch.from_numpy(q.sample(20_000))
-    assert ((draws.mean(0) - p @ grid).abs() < 0.1 * sd).all()
-    assert ((draws.std(0) / sd).log().abs() < 0.1).all()
 
 
 # Densities of infinite mass
@@ -366,11 +309,8 @@ def improper(seed):
 def test_a_density_of_infinite_mass_is_refused_with_its_direction(seed):
     target = improper(seed)
     target.names = tuple(f"b[{i}]" for i in range(target.n_features))
-    words = words_of(lambda: (KSIVIApproximator(random_state=0), Laplace())[seed % 2].fit(target))
-    assert len(words) == 1, words
-    assert "improper in a direction" in words[0]
-    assert "`b[" in words[0]
-    assert "Add a prior" in words[0]
+    (words,) = words_of(lambda: (KSIVIApproximator(random_state=0), Laplace())[seed % 2].fit(target))
+    assert re.search(r"improper in a direction .*`b\[.*Add a prior", words, re.S)
 
 
 def proper(seed):
@@ -421,39 +361,20 @@ def test_a_column_that_holds_no_numbers_is_named(seed):
     X[name] = [["a", "b", "c"], ["1", "two", "3"], [(1, 2), 0, 1], ["", "x", ""]][seed % 4] * 4
     y = np.arange(12) % 2
     for act in (lambda: KSIVIRegressor().fit(X, y), lambda: KSIVIClassifier().fit(X, y)):
-        words = words_of(act)
-        assert len(words) == 1, words
-        assert words[0].startswith(f"Column '{name}' of `X` does not hold numbers")
+        (words,) = words_of(act)
+        assert words.startswith(f"Column '{name}' of `X` does not hold numbers")
 
 
 @every("seed", range(8))
 def test_a_search_that_is_lost_names_the_parameter(seed):
     """The score of one parameter overflows before a mode is found."""
-    rng = np.random.RandomState(seed)
-    d = rng.randint(2, 6)
+    rng, d = np.random.RandomState(seed), 2 + seed % 4
     j = rng.randint(d)
     x = torch.from_numpy(rng.normal(size=(7, d)))
     x[:, j] = [torch.inf, torch.nan, 1e80, -torch.inf][seed % 4]
-    score = resolved(torch.neg, d)
-    score = replace(score, names=tuple(f"b[{i}]" for i in range(d)))
+    score = replace(resolved(torch.neg, d), names=tuple(f"b[{i}]" for i in range(d)))
     with pytest.raises(ValueError, match=rf"values that are not finite.* in `b\[{j}\]`"), explained(score):
         revive(x, torch.Generator())
-
-
-@every("seed", range(8))
-def test_a_folder_that_is_missing_is_named_as_given(seed, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    rng = np.random.RandomState(seed)
-    parts = ["".join(rng.choice(list("abc .-é"), 6)).strip() + "x" for _ in range(1 + seed % 3)]
-    path = Path(tmp_path if seed % 4 < 2 else "", "file" if seed % 5 == 0 else "none", *parts)
-    path = str(path) if seed % 2 else path
-    q = KSIVIApproximator(checkpoint=path, train=True, random_state=0)
-    for act in (lambda: save(KSIVIApproximator(), path), lambda: q.fit(torch.neg, n_features=1)):
-        words = words_of(act)
-        assert len(words) == 1, words
-        assert repr(str(path)) in words[0]
-        assert "tmp'" not in words[0]
 
 
 @pytest.mark.slow  # of what PyMC takes to import
@@ -464,8 +385,7 @@ def test_minibatches_of_pymc_are_refused_with_what_works():
         rows, y = pm.Minibatch(x, x[:, 0], batch_size=10)
         b = pm.Normal("b", 0, 1, shape=2)
         pm.Normal("y", rows @ b, 1, observed=y, total_size=40)
-    with pytest.raises(ValueError, match="give it all of the data"):
-        from_pymc(model)
+    refused(ValueError, "give it all of the data", from_pymc, model)
 
 
 # Wrong signs
@@ -475,23 +395,18 @@ def test_minibatches_of_pymc_are_refused_with_what_works():
 def test_a_wrong_sign_is_told_once(seed):
     A, y = regression(seed, torch.float64)
     P, d = A.mT @ A + torch.eye(A.shape[1]), A.shape[1]
-    score_fn = [
-        lambda x: x @ P.to(x) - A.mT.to(x) @ y.to(x),
-        lambda x: (x - 3) ** 3,
-        lambda x: (x - y.to(x)[:d]).tanh() * 2,
-    ][seed]
+    of_normal = lambda x: x @ P.to(x) - A.mT.to(x) @ y.to(x)  # noqa: E731
+    score_fn = [of_normal, lambda x: (x - 3) ** 3, lambda x: (x - y.to(x)[:d]).tanh() * 2][seed]
     q = [KSIVIApproximator(random_state=0), Laplace(), KSIVIApproximator(whiten=None, max_iter=20, random_state=0)]
-    words = words_of(lambda: q[seed % 3].fit(score_fn, n_features=d))
-    assert len(words) == 1, words
-    assert words[0].count("wrong sign") == 1, words
+    (words,) = words_of(lambda: q[seed].fit(score_fn, n_features=d))
+    assert words.count("wrong sign") == 1
 
 
 @every("factor, d", [(-1.0, 2), (0.0, 30)])
 def test_a_wrong_coordinate_is_named_before_anything_is_called_improper(d, factor):
     """A normal density by its log p and a score of which one coordinate is wrong; it is improper in others, too."""
     factors = torch.ones(d).index_fill(0, torch.tensor([d // 2]), factor)
-    target = from_score_fn(lambda x: -factors.to(x) * x, d)
-    target.log_prob = lambda x: -x.square().sum(1) / 2
+    target = own(d, score_fn=lambda x: -factors.to(x) * x, log_prob=lambda x: -x.square().sum(1) / 2)
     (words,) = words_of(lambda: KSIVIApproximator(random_state=0).fit(target))
     assert f"the score is {factor:.0f} times the slope of log p in `x[{d // 2}]`" in words
 
@@ -538,46 +453,13 @@ def test_coordinates_of_one_period_have_the_density_of_the_angle(seed):
     assert 0.9 < weights @ s**2 * spread**2 < 1.6  # one for a normal density
 
 
-@pytest.mark.parametrize(
-    "concentration", [0.5, *(pytest.param(c, marks=pytest.mark.slow) for c in (0.1, 0.3, 1.0, 3.0, 20.0, 300.0))]
-)
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("concentration", [0.5, *(pytest.param(c, marks=pytest.mark.slow) for c in (0.1, 3, 300))])
 def test_an_angle_is_fitted_on_one_period(concentration):
     target = on_one_period(Angle(3.1, concentration, 3), {"angle"})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        q = KSIVIApproximator(random_state=0).fit(target)
+    q = KSIVIApproximator(random_state=0).fit(target)
     assert q.n_score_calls_ < 20_000
     check_angle(target.constrain(q.sample(4000))["angle"], 3.1, concentration)
-
-
-def angle_of_numpyro(concentration):
-    numpyro = pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
-    reparam = pytest.importorskip("numpyro.infer.reparam").CircularReparam()
-
-    def model():
-        scale = numpyro.sample("scale", numpyro.distributions.HalfNormal(1.0))
-        numpyro.sample("b", numpyro.distributions.Normal(0, 1 + scale))
-        numpyro.sample("angle", numpyro.distributions.VonMises(2.0, concentration))
-
-    is_plain = concentration < 1
-    return from_numpyro(model if is_plain else numpyro.handlers.reparam(model, config={"angle": reparam}))
-
-
-def angle_of_pymc(concentration):
-    pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
-    with pm.Model() as model:
-        pm.Normal("b", 0, pm.HalfNormal("scale", 1.0) + 1)
-        pm.VonMises("angle", 2.0, concentration)
-    return from_pymc(model)
-
-
-@pytest.mark.slow  # of what these take to import and compile
-@pytest.mark.parametrize("concentration", [0.3, 3.0])
-@pytest.mark.parametrize("make", [angle_of_numpyro, angle_of_pymc])
-def test_an_angle_of_another_library_is_fitted(make, concentration):
-    target = make(concentration)
-    q = KSIVIApproximator(random_state=0).fit(target)
-    check_angle(target.constrain(q.sample(40_000))["angle"], 2.0, concentration)
 
 
 def periodic(seed):
@@ -596,18 +478,12 @@ def periodic(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_periodic_density_is_told_with_one_period_to_keep_to(seed):
     log_prob, d, j, period, concentration, phase = periodic(seed)
-    n_calls = 0
-
-    def counted(x):
-        nonlocal n_calls
-        n_calls += len(x)
-        return log_prob(x)
-
-    words = words_of(lambda: KSIVIApproximator(random_state=0).fit(from_log_prob(counted, d)))
-    assert len(words) == 1, words
-    assert f"periodic in `x[{j}]`, with a period of {period:.5g}, so" in words[0]
-    assert n_calls < 8000
-    supports = ast.literal_eval(re.search(r"constrained\(log_prob, (\{.*\})\)", words[0])[1])
+    sizes = []
+    target = from_log_prob(lambda x: sizes.append(len(x)) or log_prob(x), d)
+    (words,) = words_of(lambda: KSIVIApproximator(random_state=0).fit(target))
+    assert f"periodic in `x[{j}]`, with a period of {period:.5g}, so" in words
+    assert sum(sizes) < 8000
+    supports = supports_in(words)
     low, high = supports[f"x{j}"][1:]
     np.testing.assert_allclose([high - low, np.cos(np.pi * (low + high) / period - phase)], [period, 1], rtol=1e-4)
     if seed in {0, 4, 7}:  # the call is run as it is
@@ -621,9 +497,8 @@ def test_a_periodic_density_is_told_with_one_period_to_keep_to(seed):
 def test_a_period_is_told_where_chains_from_the_only_mode_would_run_off(concentration):
     """They leave a mode that `init` makes the only one where the density hardly falls between two."""
     target = from_log_prob(lambda x: concentration * x[:, 0].cos() - x[:, 1] ** 2 / 2, 2)
-    words = words_of(lambda: KSIVIApproximator(init=[0.0, 0.0], random_state=0).fit(target))
-    assert len(words) == 1, words
-    assert "periodic in `x[0]`, with a period of 6.2832, so" in words[0]
+    (words,) = words_of(lambda: KSIVIApproximator(init=[0.0, 0.0], random_state=0).fit(target))
+    assert "periodic in `x[0]`, with a period of 6.2832, so" in words
 
 
 @every("seed", range(8))

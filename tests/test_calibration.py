@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from joblib import parallel_config
+from members import every, refused
 from sklearn.base import BaseEstimator
 
 from skksivi._utils.monte_carlo import counts_below, coverage, tail_probabilities, uniform_band, uniformity
@@ -17,31 +18,28 @@ from skksivi.targets import constrained, from_log_prob, from_score_fn
 # Ranks and bands
 
 
-@pytest.mark.parametrize(("n", "n_draws"), [(1, 7), (5, 3), (10, 1)])
+@every("n, n_draws", [(1, 7), (5, 3), (10, 1)])
 def test_the_probability_of_a_band_and_a_p_value_are_shares_of_all_ranks(n, n_draws):
-    every = np.array(list(itertools.product(range(n_draws + 1), repeat=n)))  # each as likely as another
-    counts = np.array([counts_below(ranks, n_draws) for ranks in every])
+    all_ranks = list(itertools.product(range(n_draws + 1), repeat=n))  # each as likely as another
+    counts = np.array([counts_below(np.array(ranks), n_draws) for ranks in all_ranks])
     tails = tail_probabilities(n, n_draws)
     for gamma in np.unique(tails):
         inside = tails > gamma
         share = inside[np.arange(n_draws), counts].all(1).mean()
         assert coverage(inside) == pytest.approx(share, abs=1e-12)
-    p = np.array([uniformity(ranks, n_draws) for ranks in every])
+    p = np.array([uniformity(ranks, n_draws) for ranks in np.array(all_ranks)])
     as_small = (p[:, None] >= np.unique(p) - 1e-12).mean(0)
     np.testing.assert_allclose(np.append(1 - as_small, 1)[1:], np.unique(p), atol=1e-9)
 
 
-@pytest.mark.parametrize(("n", "n_draws", "level"), [(200, 99, 0.9), (37, 200, 0.5)])
+@every("n, n_draws, level", [(200, 99, 0.9), (37, 200, 0.5)])
 def test_a_line_leaves_the_band_where_its_p_value_is_as_small(n, n_draws, level):
-    rng = np.random.RandomState(0)
     low, high = uniform_band(n, n_draws, level)
-    left = []
-    for power in (1, 1.1, 1.3):
-        for _ in range(20):
-            ranks = np.floor((n_draws + 1) * rng.uniform(size=n) ** power).astype(int)
-            counts = counts_below(ranks, n_draws)
-            left.append(bool(((counts < low) | (counts > high)).any()))
-            assert left[-1] == (uniformity(ranks, n_draws) <= 1 - level + 1e-12)
+    powers = np.repeat([1, 1.1, 1.3], 20)[:, None]
+    ranks = np.floor((n_draws + 1) * np.random.RandomState(0).uniform(size=(60, n)) ** powers).astype(int)
+    counts = np.array([counts_below(row, n_draws) for row in ranks])
+    left = ((counts < low) | (counts > high)).any(1)
+    np.testing.assert_array_equal(left, [uniformity(row, n_draws) <= 1 - level + 1e-12 for row in ranks])
     assert 0 < sum(left) < len(left)
 
 
@@ -94,41 +92,32 @@ def calibrated(make_target=None, estimator=None, **options):
     return sbc(prior, data, make_target or posterior(), estimator or Exact(), **{"random_state": 0, **options})
 
 
-@pytest.mark.parametrize("wrong", [{"mean": -1.0}, {"sd": 0.5}], ids=["sign of a term", "prior too narrow"])
+@every("wrong", [{"mean": -1.0}, {"sd": 0.5}])
 def test_wrong_posteriors_are_found(wrong):
     assert calibrated(posterior(**wrong)).p_value < 1e-3
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda x: x + 1, "draws too high"), (lambda x: x - 1, "draws too low"), (lambda x: 2 * x, "draws too wide"),
-        (lambda x: x / 2, "draws too narrow"),
-    ],
-)  # fmt: skip
-def test_a_report_names_what_is_wrong_with_draws(change, text):
+@every("shift, scale, way", [(1, 1, "high"), (-1, 1, "low"), (0, 2, "wide"), (0, 0.5, "narrow")])
+def test_a_report_names_what_is_wrong_with_draws(shift, scale, way):
     rng = np.random.RandomState(0)
-    ranks = (change(rng.normal(size=(300, 19))) < rng.normal(size=(300, 1))).sum(1, keepdims=True)
-    assert text in str(Calibration(ranks, 19, ("a",)))
+    ranks = (shift + scale * rng.normal(size=(300, 19)) < rng.normal(size=(300, 1))).sum(1, keepdims=True)
+    assert f"draws too {way}" in str(Calibration(ranks, 19, ("a",)))
 
 
 def test_a_fit_that_ignores_the_data_is_found_by_a_quantity_of_the_data_alone():
     """Modrak et al.: draws of the prior have uniform ranks of parameters."""
 
-    def of_prior(y):
-        return np.ones(2), lambda n, rng: 1 + rng.normal(size=(n, 2))
-
     def quantities(theta, y):
         return {"log-likelihood": -np.square(y - D @ theta).sum() / 2}
 
-    result = calibrated(of_prior, quantities=quantities)
+    result = calibrated(lambda y: (np.ones(2), lambda n, rng: 1 + rng.normal(size=(n, 2))), quantities=quantities)
     assert result.names == ("x0", "x1", "log-likelihood")
     assert result.p_values[:2].min() > 0.001
     assert result.p_values[2] < 1e-10
     assert calibrated(quantities=quantities).p_value > 0.001
 
 
-@pytest.mark.parametrize("quantity", [lambda theta, y: float(theta[0] > 1), lambda theta, y: 0.0])
+@every("quantity", [lambda theta, y: float(theta[0] > 1), lambda theta, y: 0.0])
 def test_ties_are_broken_at_random(quantity):
     result = calibrated(quantities=quantity)
     assert result.names[-1] == "quantity"
@@ -166,17 +155,17 @@ def raising(*_):
 
 
 #: What fails in every replication.
-HOPELESS = {
-    "score": (lambda y: raising, Laplace(), "KeyError: 'nothing'"),
-    "parameters": (lambda y: lambda x: -x, Laplace(max_iter=-1), "InvalidParameterError: .*max_iter"),
-    "no target": (lambda y: None, Laplace(), "TypeError: "),
-    "few draws": (posterior(), Exact(lambda X: X[1:]), "ValueError: there are 98 draws of 2 quantities, expected 99"),
-    "no numbers": (posterior(), Exact(lambda X: X * np.nan), "ValueError: parameters, draws or .* are NaN"),
-    "one column": (posterior(), Exact(lambda X: X[:, :1]), "ValueError: all input arrays must have the same shape"),
-}
+HOPELESS = [
+    (lambda y: raising, Laplace(), "KeyError: 'nothing'"),
+    (lambda y: lambda x: -x, Laplace(max_iter=-1), "InvalidParameterError: .*max_iter"),
+    (lambda y: None, Laplace(), "TypeError: "),
+    (posterior(), Exact(lambda X: X[1:]), "ValueError: there are 98 draws of 2 quantities, expected 99"),
+    (posterior(), Exact(lambda X: X * np.nan), "ValueError: parameters, draws or .* are NaN"),
+    (posterior(), Exact(lambda X: X[:, :1]), "ValueError: all input arrays must have the same shape"),
+]
 
 
-@pytest.mark.parametrize(("make_target", "estimator", "text"), HOPELESS.values(), ids=HOPELESS)
+@every("make_target, estimator, text", HOPELESS)
 def test_if_nothing_succeeds_the_error_says_why(make_target, estimator, text):
     with pytest.raises(RuntimeError, match=f"None of the 2 replications succeeded. The first: {text}"):
         calibrated(make_target, estimator, n=2)
@@ -190,11 +179,9 @@ def test_another_number_of_quantities_is_a_failure():
 # Bad input
 
 OF_THREE = from_score_fn(lambda x: -x, 3)
+FUNCTIONS = {"simulate_prior": prior, "simulate_data": lambda *_: np.ones(4), "make_target": lambda y: torch.neg}
 BAD = [
-    *(
-        ({name: raising}, KeyError, "nothing")
-        for name in ("simulate_prior", "simulate_data", "make_target", "quantities")
-    ),
+    *(({name: raising}, KeyError, "nothing") for name in (*FUNCTIONS, "quantities")),
     ({"estimator": Laplace}, TypeError, "`estimator` must be an unfitted approximator, .* got <class"),
     ({"estimator": 3}, TypeError, "`estimator` must be an unfitted approximator, .* got 3"),
     ({"n": 0}, ValueError, "n == 0"),
@@ -211,12 +198,10 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "kind", "text"), BAD)
+@every("changes, kind, text", BAD)
 def test_bad_input_is_told_before_the_first_fit(changes, kind, text, monkeypatch):
     monkeypatch.setattr(Laplace, "fit", lambda *_: pytest.fail("it was fitted"))
-    functions = {"simulate_prior": prior, "simulate_data": lambda *_: np.ones(4), "make_target": lambda y: torch.neg}
-    with pytest.raises(kind, match=text):
-        sbc(**{**functions, "estimator": Laplace(), **changes})
+    refused(kind, text, lambda: sbc(**FUNCTIONS | {"estimator": Laplace()} | changes))
 
 
 # Parameters by name
@@ -231,15 +216,12 @@ def of_scale(y):
 
 
 def test_parameters_by_name_are_ranked_among_draws_of_the_model():
-    result = sbc(
-        lambda rng: {"scale": rng.exponential(), "mean": rng.normal()},
-        lambda theta, rng: theta["mean"] + theta["scale"] * rng.normal(size=5),
-        of_scale,
-        Laplace(),
-        n=5,
-        quantities=lambda theta, y: {"sum": theta["mean"] + theta["scale"], "of y": y[:2]},
-        random_state=0,
-    )
+    def quantities(theta, y):
+        return {"sum": theta["mean"] + theta["scale"], "of y": y[:2]}
+
+    of_theta = lambda theta, rng: theta["mean"] + theta["scale"] * rng.normal(size=5)  # noqa: E731
+    of_prior = lambda rng: {"scale": rng.exponential(), "mean": rng.normal()}  # noqa: E731
+    result = sbc(of_prior, of_theta, of_scale, Laplace(), n=5, quantities=quantities, random_state=0)
     assert result.names == ("scale", "mean", "sum", "of y[0]", "of y[1]")
     assert result.ranks.shape == (5, 5)
 
@@ -269,8 +251,7 @@ def test_a_line_leaves_the_band_where_the_joint_p_value_is_small():
     assert f"p = {result.p_value:.2g}" in str(result).splitlines()[0]
     given = plt.figure().subplots()
     assert result.plot(given) is given
-    names = [text.get_text() for text in given.get_legend().get_texts()]
-    assert names == ["95% band of all lines", *"abcdefg", "i"]
+    assert [text.get_text() for text in given.get_legend().get_texts()] == ["95% band of all lines", *"abcdefg", "i"]
     for column, line in zip(ranks.T, given.get_lines()[1:], strict=True):
         z, difference = line.get_data()
         np.testing.assert_allclose(z, np.arange(1, 20) / 20)

@@ -43,7 +43,7 @@ def test_chains_that_cannot_move_go_on_from_the_place_of_others():
 
 
 def test_chains_that_stay_apart_disagree():
-    u = torch.randn(40, 32, 2, generator=generator(), dtype=torch.float64)
+    u = normal(40, 32, 2)
     assert disagreement(u) < MAX_RHAT
     u[:, :4, 1] += 3
     assert disagreement(u) > MAX_RHAT
@@ -57,8 +57,7 @@ def ensemble(score_fn, log_prob, scale):
 
 def test_mixtures_move_to_a_skewed_target():
     """Two Gumbel distributions, from a Gaussian that is too narrow and .45 sd off."""
-    narrow = ensemble(gumbel_score, gumbel_log_prob, 0.6)
-    (points,) = narrow.by_mixtures()
+    (points,) = ensemble(gumbel_score, gumbel_log_prob, 0.6).by_mixtures()
     assert points.converged
     sd, atol = math.pi / math.sqrt(6), 4 * max(THRESHOLDS.errors_of_weights)
     np.testing.assert_allclose((points.x.mean(0) - np.euler_gamma) / sd, 0, atol=atol)
@@ -100,6 +99,7 @@ def test_a_width_that_chains_know_is_no_error_where_the_score_depends_on_others(
     assert contradiction(x, score(x), score, chains) is None
 
 
+SLOW = pytest.mark.slow
 MODES = np.array([[-30.0, 0.0], [30.0, 0.0]])
 
 
@@ -109,8 +109,7 @@ def test_from_one_start_the_chains_surround_the_mode():
     precision = torch.linalg.inv((0.5 * torch.eye(5) + 0.5) * true_sd.outer(true_sd))
     score, rule = resolved(lambda x: (m.to(x) - x) @ precision.to(x), 5), Pilot("diagonal", budget=100_000)
     whitening, pilot = find_whitening(rule, score, generator(), init=m + 3 * true_sd)
-    se = true_sd / 20**0.5
-    assert ((torch.as_tensor(whitening.mean) - m).abs() < 5 * se).all()
+    assert ((torch.as_tensor(whitening.mean) - m).abs() < 5 * (true_sd / 20**0.5)).all()
     assert ((torch.as_tensor(whitening.sd) / true_sd).log().abs() < 0.5).all()
     assert whitening.n_score_calls == pytest.approx(100_000, rel=0.1)
     assert pilot.converged
@@ -124,13 +123,10 @@ def two_modes(x):
 
 
 @pytest.mark.filterwarnings("ignore:The training did not improve")  # which is short
-@pytest.mark.parametrize(
-    "approximator", [KSIVIApproximator, pytest.param(HKSIVIApproximator, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("approximator", [KSIVIApproximator, pytest.param(HKSIVIApproximator, marks=SLOW)])
 def test_every_start_keeps_its_mode(approximator):
-    q = approximator(
-        whiten=Pilot("diagonal", budget=16_000), init=np.repeat(MODES, 8, 0), max_iter=100, random_state=0
-    ).fit(two_modes, n_features=2)
+    q = approximator(init=np.repeat(MODES, 8, 0), max_iter=100, random_state=0)
+    q.set_params(whiten=Pilot("diagonal", budget=16_000)).fit(two_modes, n_features=2)
     X = q.sample(4000, random_state=0)
     left = X[:, 0] < 0
     assert abs(left.mean() - 0.5) < 5 * 0.5 / 4000**0.5

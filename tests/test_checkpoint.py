@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from joblib import parallel_backend
-from members import every
+from members import every, refused
 from misbehaving import Misbehaving, raising
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
@@ -39,10 +39,6 @@ def normal_score(x):
     return -x
 
 
-class StoppedError(Exception):
-    pass
-
-
 def interrupted(q, score_fn, path, **settings):
     """Leave behind the checkpoint of a fit that was interrupted after its first save; return the fit."""
     q = clone(q).set_params(checkpoint=path, checkpoint__every=10, **settings)
@@ -51,13 +47,17 @@ def interrupted(q, score_fn, path, **settings):
     def stop(saving, progress):
         save(saving, progress)
         if progress.n_done == 10:
-            raise StoppedError
+            raise InterruptedError
         return False
 
-    with patch.object(Saved, "__call__", stop), pytest.raises(StoppedError):
+    with patch.object(Saved, "__call__", stop), pytest.raises(InterruptedError):
         q.fit(score_fn, n_features=D)
     assert not hasattr(q, "family_")
     return q
+
+
+def fitted(q, score_fn=normal_score, **settings):
+    return clone(q).set_params(**settings).fit(score_fn, n_features=D)
 
 
 @pytest.fixture(scope="module")
@@ -65,24 +65,15 @@ def whole():
     return fitted(TINY)
 
 
-def fitted(q, score_fn=normal_score, **settings):
-    return clone(q).set_params(**settings).fit(score_fn, n_features=D)
-
-
-def assert_same_fit(q, other):
-    np.testing.assert_array_equal(q.loss_curve_, other.loss_curve_)
-    np.testing.assert_array_equal(q.ksd_curve_, other.ksd_curve_)
-    np.testing.assert_array_equal(q.sample(50, random_state=0), other.sample(50, random_state=0))
-    np.testing.assert_array_equal(q.whitening_.L, other.whitening_.L)
-    assert q.best_iter_ == other.best_iter_
+def assert_same_fit(*fits):
+    np.testing.assert_equal(*((q.loss_curve_, q.ksd_curve_, q.whitening_.L, q.best_iter_) for q in fits))
+    np.testing.assert_array_equal(*(q.sample(50, random_state=0) for q in fits))
 
 
 def assert_refused(q, message, score_fn=normal_score):
-    path = q.checkpoint.path
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match=message):
-        q.fit(score_fn, n_features=D)
-    assert path.read_bytes() == before
+    before = q.checkpoint.path.read_bytes()
+    refused(ValueError, message, lambda: q.fit(score_fn, n_features=D))
+    assert q.checkpoint.path.read_bytes() == before
 
 
 COMPARED = {"optimizer": Adam(ema=None), "early_stopping": 0.01, "learning_rate": 1e-4}
@@ -120,10 +111,6 @@ def test_a_score_that_raises_leaves_the_last_checkpoint(whole, tmp_path):
 
 def moved(by):
     return lambda x: torch.as_tensor(by).to(x) - x
-
-
-def scaled(*by):
-    return lambda x: -x * x.new_tensor(by)
 
 
 def normal(**methods):
@@ -181,7 +168,7 @@ def bumped(height):
 EYE = torch.eye(D).tolist()
 SCORES = {
     "moved a little": (moved(0.0), moved(1e-9)),
-    "permuted precision": (scaled(1.0, 2.0, 3.0), scaled(2.0, 1.0, 3.0)),
+    "permuted precision": (lambda x: -x * x.new_tensor([1.0, 2, 3]), lambda x: -x * x.new_tensor([2.0, 1, 3])),
     "another mean of the same sum": (moved([1.0, 0.0, 0.0]), moved([0.0, 1.0, 0.0])),
     "minibatch size": (Minibatches(rows_of(), 10), Minibatches(rows_of(), 20)),
     "minibatches or not": (Minibatches(rows_of(), 10), rows_of()),
@@ -240,14 +227,13 @@ def test_what_cannot_be_identified_is_refused(name, parameters, score_fn, tmp_pa
 
 def test_a_search_below_a_folder_is_one_without_checkpoints(tmp_path):
     target, grid = from_score_fn(normal_score, D), {"learning_rate": [1e-3, 1e-2]}
-    scores, scorer = [], neg_ksd_scorer(n_samples=50)
+    scores, options = [], {"scoring": neg_ksd_scorer(n_samples=50), "cv": Replicates(2), "n_jobs": 2, "refit": False}
     (tmp_path / "fits").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "fits")
     interrupted(TINY, normal_score, tmp_path / "link", learning_rate=1e-3)  # of another replicate
     for checkpoint in (None, Checkpoint(tmp_path / "link", every=5)):
-        q = clone(TINY).set_params(checkpoint=checkpoint)
         with parallel_backend("threading"):
-            search = GridSearchCV(q, grid, scoring=scorer, cv=Replicates(2), n_jobs=2, refit=False).fit(target)
+            search = GridSearchCV(clone(TINY).set_params(checkpoint=checkpoint), grid, **options).fit(target)
         scores.append([search.cv_results_[f"split{k}_test_score"] for k in range(2)])
     np.testing.assert_array_equal(*scores)
     assert len(list((tmp_path / "fits").iterdir())) == 1
@@ -264,25 +250,19 @@ def test_a_checkpoint_that_cannot_be_written_is_told_before_the_fit(tmp_path):
             q.fit(Misbehaving(raising(AssertionError("too late")), 100), n_features=D)
 
 
-BROKEN = {
-    "os.fsync": OSError(errno.ENOSPC, "no space left"),
-    "skksivi.estimators._checkpoint.pack": MemoryError(),
-}
+FULL = OSError(errno.ENOSPC, "no space left")
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_disk_that_breaks_during_a_fit_costs_no_fit(name, whole, tmp_path):
+@every("name, error", [("os.fsync", FULL), ("skksivi.estimators._checkpoint.pack", MemoryError())])
+def test_a_disk_that_breaks_during_a_fit_costs_no_fit(name, error, whole, tmp_path):
     save, n_saves = Saved.__call__, iter(range(9))
 
     def saves_once(saving, progress):
-        with patch(name, side_effect=BROKEN[name]) if next(n_saves) else nullcontext():
+        with patch(name, side_effect=error) if next(n_saves) else nullcontext():
             return save(saving, progress)
 
     q = clone(TINY).set_params(checkpoint=tmp_path / "fit.ckpt", checkpoint__every=5)
-    with (
-        patch.object(Saved, "__call__", saves_once),
-        pytest.warns(UserWarning, match="could not be written") as told,
-    ):
+    with patch.object(Saved, "__call__", saves_once), pytest.warns(match="could not be written") as told:
         q.fit(normal_score, n_features=D)
     assert len(told) == 1
     assert_same_fit(q, whole)
@@ -323,20 +303,15 @@ def test_kills_lose_nothing(tmp_path):
 # Damaged and other files
 
 
-OTHERS = {
-    "empty": b"",
-    "pickle": pickle.dumps(3),
-    "another object": codec.pack({"hash": 3}),
-    "no start": codec.pack({"hash": "", "start": 3, "state": {}}),
-    "an estimator": codec.pack(baselines.Laplace()),
-}
+#: Another object, one without a start, and an estimator; nothing, and a pickle.
+OBJECTS = {"hash": 3}, {"hash": "", "start": 3, "state": {}}, baselines.Laplace()
+OTHERS = [b"", pickle.dumps(3), *map(codec.pack, OBJECTS)]
 
 
 def test_other_files_are_refused(tmp_path):
     q = interrupted(TINY, normal_score, tmp_path / "fit.ckpt")
-    with pytest.raises(ValueError, match=r"fit\.ckpt.* no estimator"):
-        skksivi.load(q.checkpoint.path)
+    refused(ValueError, r"fit\.ckpt.* no estimator", skksivi.load, q.checkpoint.path)
     damaged = q.checkpoint.path.read_bytes()[:-9] + b"something"
-    for content in (damaged, *OTHERS.values()):
+    for content in (damaged, *OTHERS):
         q.checkpoint.path.write_bytes(content)
         assert_refused(q, r"`checkpoint` .*fit\.ckpt.* is damaged, or not a file of this.* Remove it, or")

@@ -84,14 +84,19 @@ def test_data_may_have_another_name_shape_and_order_or_be_unknown():
 @pytest.mark.parametrize(
     ("fits", "error", "message"),
     [
-        ({}, TypeError, "`fits` must be a dict of pairs"),
-        ({"a": NORMAL}, TypeError, "`fits` must be a dict of pairs"),
-        ([with_data()], TypeError, "`fits` must be a dict of pairs"),
+        ({}, TypeError, "`fits` must be a dict of fits"),
+        (
+            {"a": Laplace(random_state=0).fit(torch.neg, n_features=1)},
+            ValueError,
+            "has kept no weighted draws: pass `target`",
+        ),
+        ({"a": (NORMAL,)}, TypeError, "`fits` must be a dict of fits"),
+        ([with_data()], TypeError, "`fits` must be a dict of fits"),
         ({"a": with_data()[::-1]}, TypeError, r"`fits\['a'\]\[0\]`"),
         ({"a": (SVGD(n_particles=20, max_iter=2).fit(Banana()), Banana())}, TypeError, "has no density"),
         ({"a": (NORMAL, lambda x: -x)}, ValueError, r"`fits\['a'\]`: the target has an unknown constant"),
         ({"a": (NORMAL, from_score_fn(lambda x: -x, n_features=1))}, ValueError, "has an unknown constant"),
-        ({"a": (NORMAL, ROWS)}, ValueError, "has an unknown constant"),
+        ({"a": (Laplace(random_state=0).fit(ROWS), ROWS)}, ValueError, "has an unknown constant"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(fits, error, message):

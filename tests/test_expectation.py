@@ -36,11 +36,11 @@ def test_means_and_covariances_of_gaussians_are_exact_by_wrong_draws(d, shift, r
     """Normal draws of another mean and covariance, 40 for each control variate."""
     m, C, score_fn = gaussian(d, seed)
     X = m + shift + ratio * normal_array(40 * (d + d * (d + 1) // 2 + 1), d, seed=seed + 2)
-    found = expectation(X, score_fn(X))
+    found = expectation(X, target=score_fn(X))
     exact = found.n_control_variates >= d  # a tail seems heavy in one of a hundred cases
     np.testing.assert_allclose(found.value[exact], m[exact], atol=1e-5)
     assert (found.se[exact] < 1e-5).all()
-    second = expectation(X, score_fn(X), products)
+    second = expectation(X, products, score_fn(X))
     exact = second.n_control_variates == d + d * (d + 1) // 2
     np.testing.assert_allclose(second.value[exact], (C + np.outer(m, m))[exact], atol=1e-4)
     assert found.n_score_calls == 0
@@ -51,15 +51,15 @@ def test_a_shifted_fit_gives_the_moments_of_the_target():
     q = Laplace(random_state=0).fit(lambda x: 0.3 - x, n_features=3)
     X = q.sample(2000, random_state=0)
     for weighted in (False, True):
-        draws = (q, lambda x: -x) if weighted else (X, -X)
-        found = expectation(*draws, random_state=0)
+        est, target = (q, torch.neg) if weighted else (X, -X)
+        found = expectation(est, target=target, random_state=0)
         assert (np.abs(found.plain.value) > 0.2).all() == (not weighted)
         assert (np.abs(found.shift) > 4).all() == (not weighted)
         assert (found.variance_reduction > 1e6).all()
         np.testing.assert_allclose(found.value, 0, atol=1e-6)
-        np.testing.assert_array_equal(expectation(*draws, random_state=0).value, found.value)
-        np.testing.assert_allclose(expectation(*draws, products, random_state=0).value, np.eye(3), atol=1e-5)
-    far = expectation(X, -X, lambda X: X[:, 0] > 1)
+        np.testing.assert_array_equal(expectation(est, target=target, random_state=0).value, found.value)
+        np.testing.assert_allclose(expectation(est, products, target, random_state=0).value, np.eye(3), atol=1e-5)
+    far = expectation(X, lambda X: X[:, 0] > 1, -X)
     assert abs(far.value - stats.norm.sf(1)) < abs(far.plain.value - stats.norm.sf(1)) / 2
 
 
@@ -79,7 +79,7 @@ def test_calls_are_those_that_were_made():
     q = Laplace(random_state=0).fit(lambda x: 0.3 - x, n_features=2)
     for kind, most in ((own(2, log_prob=log_prob, score_fn=score_fn), 4100), (score_fn, 150_000)):
         n[0] = 0
-        found = expectation(q, kind, random_state=0)
+        found = expectation(q, target=kind, random_state=0)
         assert 2000 < found.n_score_calls < most
         assert 0 <= n[0] - found.n_score_calls <= 4  # by which a function is looked at first
 
@@ -88,11 +88,11 @@ def test_calls_are_those_that_were_made():
 def test_every_kind_of_approximator_has_the_moments_of_its_target(name):
     """Those whose draws are wrong as well: of independent coordinates, or of a hundred particles."""
     q = good_fit(name)
-    found = expectation(q, GaussianTarget(), random_state=0)
+    found = expectation(q, target=GaussianTarget(), random_state=0)
     np.testing.assert_allclose(found.value, MEAN, atol=1e-4)
     assert (found.se <= found.plain.se).all()
     if name != "SVGD":  # 100 particles are too few
-        second = expectation(q, GaussianTarget(), products, random_state=0)
+        second = expectation(q, products, GaussianTarget(), random_state=0)
         np.testing.assert_allclose(second.value, COVARIANCE + torch.outer(MEAN, MEAN), atol=1e-3)
     if has_density(q) and name != "MeanFieldVI":
         assert (found.se < 1e-3).all()
@@ -118,6 +118,11 @@ def chains(n_chains):
     return draws
 
 
+def by_scores(draws, f=None):
+    X, s = draws
+    return expectation(X, f, s)
+
+
 def several(X):
     return np.column_stack([X[:, 0], np.abs(X[:, -1]), np.sin(X.sum(1)), X[:, 0] > 0.5, np.tanh(X[:, 0] * X[:, -1])])
 
@@ -130,8 +135,8 @@ def test_intervals_cover(draws, n, d):
     With a true coverage of 93%, as 60 skewed draws have, a false alarm in 1,000 of each.
     """
     rng = np.random.RandomState(0)
-    exact = expectation(*draws(rng, 500 * 150, d), several)
-    found = [expectation(*draws(rng, n, d), several) for _ in range(150)]
+    exact = by_scores(draws(rng, 500 * 150, d), several)
+    found = [by_scores(draws(rng, n, d), several) for _ in range(150)]
     error = np.abs([e.value - exact.value for e in found])
     covered = (error <= 1.96 * np.hypot([e.se for e in found], exact.se)).mean(0)
     assert (covered >= 0.86).all(), covered
@@ -146,7 +151,7 @@ def test_states_of_chains_count_for_less(n_chains):
     Of twenty estimates of it, each with at least 19 degrees of freedom, the mean has a standard deviation of 7%.
     """
     rng = np.random.RandomState(0)
-    se = [expectation(*chains(n_chains)(rng, 8000, 1)).plain.se for _ in range(20)]
+    se = [by_scores(chains(n_chains)(rng, 8000, 1)).plain.se for _ in range(20)]
     assert 0.75 < np.mean(np.square(se)) * 8000 / 19 < 1.4
 
 
@@ -155,7 +160,7 @@ def test_control_variates_without_a_variance_are_left_out():
     rng, n_used = np.random.RandomState(0), []
     for draw in (lambda n: rng.standard_t(1.5, size=(n, 1)), lambda n: rng.normal(size=(n, 1))):
         X = [draw(1000) for _ in range(20)]
-        n_used.append(np.mean([expectation(x, -x, lambda x: np.sin(x[:, 0])).n_control_variates > 0 for x in X]))
+        n_used.append(np.mean([expectation(x, lambda x: np.sin(x[:, 0]), -x).n_control_variates > 0 for x in X]))
     assert n_used[0] <= 0.3
     assert n_used[1] == 1
 
@@ -166,17 +171,17 @@ def test_control_variates_without_a_variance_are_left_out():
 def test_weights_take_the_bias_from_what_control_variates_leave():
     """Five standard errors: a false alarm in 10^6."""
     q = Laplace(random_state=0).fit(lambda x: 0.3 - x, n_features=1)
-    found = expectation(q, lambda x: -x, lambda X: X > 1, random_state=0)
+    found = expectation(q, lambda X: X > 1, torch.neg, random_state=0)
     assert abs(found.value - stats.norm.sf(1)) < 5 * found.se
     assert abs(found.plain.value - stats.norm.sf(1)) < 5 * found.plain.se
     assert found.variance_reduction > 1.3
-    refined = expectation(refine(q, lambda x: -x, random_state=0), lambda x: -x, lambda X: X > 1, random_state=0)
+    refined = expectation(refine(q, torch.neg, random_state=0), lambda X: X > 1, torch.neg, random_state=0)
     assert abs(refined.value - stats.norm.sf(1)) < 5 * refined.se + 0.01  # it may lack 1% of the target
 
 
 def test_weights_that_cannot_be_trusted_leave_no_finite_error():
     q = Laplace().fit(Banana())
-    found, X = expectation(q, Banana(), random_state=0), q.sample(2000, random_state=0)
+    found, X = expectation(q, target=Banana(), random_state=0), q.sample(2000, random_state=0)
     np.testing.assert_allclose(found.plain.value, X.mean(0), atol=0.15)  # of the fit, not of the target
     assert (found.n_control_variates >= 2).all()
     assert np.isinf([found.se, found.plain.se]).all()
@@ -188,12 +193,12 @@ def test_where_a_function_is_undefined_at_draws_of_the_fit_it_is_no_control_vari
     """Of N(0, 1) above zero, and logarithms."""
     half = from_log_prob(lambda x: torch.where(x[:, 0] > 0, -x.square().sum(-1) / 2, -np.inf), n_features=1)
     q = Laplace(random_state=0).fit(lambda x: -x, n_features=1)
-    found = expectation(q, half, lambda X: np.log(X) if (X > 0).all() else np.log(X.clip(0)), random_state=0)
+    found = expectation(q, lambda X: np.log(X) if (X > 0).all() else np.log(X.clip(0)), half, random_state=0)
     assert np.isfinite(found.value).all()
 
 
 def test_the_scores_of_chains_are_those_of_a_few_of_their_states():
-    assert expectation(good_fit("MALA"), GaussianTarget(), n_samples=60).n_score_calls < 1000
+    assert expectation(good_fit("MALA"), target=GaussianTarget(), n_samples=60).n_score_calls < 1000
 
 
 # What is taken, and what is refused
@@ -201,7 +206,7 @@ def test_the_scores_of_chains_are_those_of_a_few_of_their_states():
 
 def test_arrays_and_tensors_of_either_type_give_the_same():
     X = normal_array(500, 2).astype(np.float32)
-    found = expectation(X, -X, lambda X: X.sum(1) ** 3)
+    found = expectation(X, lambda X: X.sum(1) ** 3, -X)
     assert isinstance(found.value, float)
     for kind in (
         X.tolist(),
@@ -210,11 +215,11 @@ def test_arrays_and_tensors_of_either_type_give_the_same():
         torch.as_tensor(X, dtype=torch.float64).requires_grad_(),
     ):
         for target in (-X, torch.as_tensor(-X), lambda x: -x, from_score_fn(lambda x: -x, 2)):
-            assert expectation(kind, target, lambda X: X.sum(1) ** 3).value == pytest.approx(found.value, rel=1e-6)
+            assert expectation(kind, lambda X: X.sum(1) ** 3, target).value == pytest.approx(found.value, rel=1e-6)
     seen = []
-    expectation(torch.as_tensor(X), -X, lambda x: seen.append(x) or x.exp())
+    expectation(torch.as_tensor(X), lambda x: seen.append(x) or x.exp(), -X)
     assert seen[0].dtype == torch.float64
-    assert expectation(X, -X, lambda X: X[:, :, None, None] > 0).se.shape == (2, 1, 1)
+    assert expectation(X, lambda X: X[:, :, None, None] > 0, -X).se.shape == (2, 1, 1)
 
 
 def test_degenerate_draws_have_the_moments_that_their_scores_tell():
@@ -225,9 +230,9 @@ def test_degenerate_draws_have_the_moments_that_their_scores_tell():
     X = normal_array(300, 3)
     for Z in (np.c_[X, np.ones(300)], np.c_[X, X], normal_array(30, 40), np.ones((100, 2)), 1e-9 * X, 1e6 + 1e-3 * X):
         mean, varies = Z.mean(0), Z.std(0) > 0
-        of_means = expectation(Z, mean - Z)
+        of_means = expectation(Z, target=mean - Z)
         np.testing.assert_allclose(of_means.value, mean, rtol=1e-9, atol=1e-12 * np.abs(Z).max())
-        of_squares = expectation(Z, mean - Z, lambda Z: Z**2)
+        of_squares = expectation(Z, lambda Z: Z**2, mean - Z)
         assert np.isfinite(of_squares.se).all()
         if len(Z) > Z.shape[1] and Z.std() > 0.1:
             np.testing.assert_allclose(of_squares.value, mean**2 + varies, rtol=1e-9)
@@ -242,14 +247,16 @@ def test_a_function_may_write_into_its_draws():
         return X[:, 0] ** 2 + 7
 
     X = normal_array(300, 2)
-    assert expectation(X, -X, f).value == expectation(X, -X, lambda X: (X[:, 0] - 7) ** 2 + 7).value
+    assert expectation(X, f, -X).value == expectation(X, lambda X: (X[:, 0] - 7) ** 2 + 7, -X).value
 
 
 def test_minibatches_are_scored_by_all_of_the_data():
     X = normal_array(200, 2)
     whole = BayesianLogisticRegression(X, X[:, 0] > 0.2)
     q = Laplace(random_state=0).fit(whole)
-    a, b = (expectation(q, target, random_state=0).value for target in (whole, Minibatches(whole, batch_size=10)))
+    a, b = (
+        expectation(q, target=target, random_state=0).value for target in (whole, Minibatches(whole, batch_size=10))
+    )
     np.testing.assert_allclose(a, b, rtol=1e-10)
 
 
@@ -266,6 +273,7 @@ REFUSED = [
     (X, -X, lambda X: X[:7], "`f` returned shape (7, 2), expected a row for each of 50 draws"),
     (X, -X, lambda X: np.log(np.abs(X) - 1e9), "`f` returned values that are not finite at 50 of 50"),
     (X, -X, lambda X: X + 1j, "`f(X)` must hold real numbers"),
+    (X, None, None, "`target` is None, but `est` are draws"),
     (X, -X, 3, "`f` must be a function of (X), got 3"),
     (X, "scores", None, "`target` must hold real numbers"),
     (KSIVIRegressor(), -X, None, "got a KSIVIRegressor; fit it, and pass model.approximator_"),
@@ -277,7 +285,7 @@ REFUSED = [
 @every("est, target, f, message", REFUSED)
 def test_what_cannot_be_estimated_is_named(est, target, f, message):
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
-        expectation(est, target, *([] if f is None else [f]))
+        expectation(est, f, target)
 
 
 @pytest.mark.filterwarnings("ignore:`score_fn` returns different values")
@@ -289,9 +297,7 @@ def test_random_scores_are_refused():
 
     q = good_fit("Laplace")
     for est in (X, q):
-        with pytest.raises(
-            ValueError, match="`target` has a score that is random; control variates need an exact one"
-        ):
-            expectation(est, noisy)
+        with pytest.raises(ValueError, match="`target` has a score that is random; an exact one is needed"):
+            expectation(est, target=noisy)
     with pytest.raises(ValueError, match="n_samples"):
-        expectation(q, GaussianTarget(), n_samples=19)
+        expectation(q, target=GaussianTarget(), n_samples=19)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 import re
 from dataclasses import replace
 
@@ -18,17 +19,17 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi import (
     HKSIVIApproximator,
     KSIVIApproximator,
-    certificate,
     diagnose,
     evidence,
+    expectation,
     importance_sample,
     load,
     refine,
     save,
+    summary,
 )
 from skksivi._utils.monte_carlo import pareto_smoothed
 from skksivi.baselines import SVGD, Laplace
-from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Refined
 from skksivi.families._weights import N_CHEAP
 from skksivi.judge import Errors, Numbers
@@ -99,7 +100,7 @@ def test_scores_alone_give_the_same_relative_to_a_named_point():
     assert a.reference is None
     np.testing.assert_allclose(b.reference, [0.0, 0.1], atol=1e-6)
     at_reference = target.log_prob(torch.as_tensor(b.reference)[None]).item()
-    np.testing.assert_allclose(b.log_ratios + at_reference, a.log_ratios, atol=1e-3)
+    np.testing.assert_allclose(b.log_p + at_reference, a.log_p, atol=1e-3)
     assert b.certificate().divergence == pytest.approx(a.certificate().divergence, abs=1e-3)
 
 
@@ -115,7 +116,7 @@ def test_the_numbers_of_a_fit_to_itself_differ_by_nothing(d, seed):
     """By the fit as a control variate, however heavy the tails; those of separate draws differ by noise."""
     sample = importance_sample(fitted([0.0] * d, [1.0] * d), gaussian([0.0] * d, [1.0] * d), random_state=seed)
     levels = np.array([0.05, 0.95])
-    posterior = sample.rows.numbers(sample.X, sample.draws, levels)
+    posterior = sample.numbers(sample.X, sample.draws, levels)
     assert Errors.between(Numbers.of_draws(sample.draws, levels), posterior).worst(0).excess < 0.05
 
 
@@ -124,8 +125,10 @@ NOWHERE = from_log_prob(lambda x: torch.where(x[:, 0] > 4, -x[:, 0], -math.inf),
 REFUSED = [
     (lambda q: importance_sample(SVGD(n_particles=200, max_iter=2).fit(NORMAL), NORMAL), "SVGD has no density"),
     (lambda q: refine(quick(mixing=no_density).fit(NORMAL), NORMAL), "none, so its draws have no weights"),
-    (lambda q: evidence(q, None), "`target` must be a Target or its score function, got a NoneType"),
-    (lambda q: certificate(q, NORMAL, n_samples=99), "n_samples"),
+    (lambda q: evidence(q, 3), "`target` must be a Target or its score function, got a int"),
+    (lambda q: evidence(q), "This fit of Laplace has kept no weighted draws: pass `target`"),
+    (lambda q: importance_sample(q, n_samples=200), "`n_samples` asks for further draws, which need `target`"),
+    (lambda q: importance_sample(q, NORMAL, n_samples=99), "n_samples"),
     (lambda q: refine(q, NORMAL, n_samples=99), "n_samples"),
     (lambda q: importance_sample(q, NORMAL).expectation(lambda X: np.ones(3)), r"`f` returned shape \(3,\)"),
     (lambda q: importance_sample(q, NOWHERE, random_state=0), r"finite log-density at \d+ of 1000 draws"),
@@ -165,11 +168,62 @@ def test_draws_whose_density_is_not_a_number_are_left_out():
     broken = own(1, log_prob=lambda x: (x[:, 0] + 1).log() * 0 - x.square().sum(-1) / 2, score_fn=torch.neg)
     with pytest.warns(UserWarning, match="of 1000 draws are left out: the density of `target` is NaN there"):
         sample = importance_sample(fitted([0.0], [1.0]), broken, random_state=0)
-    assert (sample.X > -1).all()
+    assert (sample.X[sample.of_fit] > -1).all()
     assert 0.1 < sample.left_out < 0.2
     assert not sample.certificate().trusted
     with pytest.raises(ValueError, match=r"density of the target is unknown at 16% of the draws.*a mean|an expect"):
         sample.expectation(np.sum)
+
+
+# What a fit has kept
+
+
+def counted(d, shift=0.0):
+    """A target N(shift, I) by its score alone, with parameters of a model, and the list of the sizes of its calls."""
+    calls = []
+
+    def score_fn(x):
+        calls.append(len(x))
+        return shift - x
+
+    return own(d, score_fn=score_fn, constrain=lambda X: {"a": np.exp(X[:, 0]), "b": X[:, 1:]}), calls
+
+
+def test_what_a_fit_has_paid_for_answers_without_its_target(tmp_path):
+    target, calls = counted(3)
+    q = KSIVIApproximator(random_state=0).fit(target)
+    save(q, tmp_path / "q.skksivi")
+    n = len(calls)
+    for fit in (q, pickle.loads(pickle.dumps(q)), load(tmp_path / "q.skksivi")):  # noqa: S301
+        table = summary(fit)
+        assert table.names == ("a", "b[0]", "b[1]")
+        assert abs(table.mean[0] - math.exp(0.5)) < 5 * table.mean_se[0] < 0.2
+        assert "; 0 score calls" in table.source
+        assert np.isfinite(evidence(fit).log_z.se)
+        found = expectation(fit, lambda X: X[:, 0] > 1)
+        assert abs(found.value - special.ndtr(-1)) < 5 * found.se < 0.1
+        assert found.n_score_calls == 0
+        assert importance_sample(fit).certificate() == q.certificate_
+    assert len(calls) == n
+
+
+def test_further_draws_follow_those_that_were_kept():
+    target, calls = counted(3)
+    q = KSIVIApproximator(random_state=0).fit(target)
+    kept, n = q.weighted_draws_, sum(calls)
+    more = importance_sample(q, target, n_samples=1000)
+    np.testing.assert_array_equal(more.X[: len(kept.X)], kept.X)
+    assert len(np.unique(more.X, axis=0)) == len(more.X) == 1000
+    assert len(q.weighted_draws_.X) == 1000
+    closer = summary(q, target, within=0.015)
+    assert (closer.mean_se[1:] < 0.015).all()
+    n, n_rows = sum(calls), len(q.weighted_draws_.X)
+    importance_sample(q, target, n_samples=10**6, max_score_calls=2000)
+    assert n < sum(calls) < n + 2400  # with checks of the target
+    assert n_rows < len(q.weighted_draws_.X) < n_rows + 2000
+    other = importance_sample(q, counted(3, 0.2)[0], n_samples=500, random_state=0)
+    assert len(other.X) == 500
+    assert other.certificate().divergence > 0.02 > importance_sample(q).certificate().divergence
 
 
 # Refined fits
@@ -252,7 +306,7 @@ def test_a_fit_has_the_certificate_of_its_draws():
     target = log_gamma(3.0, 3)
     for known in (target, target.score_fn):
         q = quick().fit(known, n_features=3)
-        found, full = q.certificate_, certificate(q, target, random_state=0)
+        found, full = q.certificate_, importance_sample(q, target, random_state=0).certificate()
         assert found.trusted
         bias = 1e-4  # of ratios of sums
         assert abs(found.divergence - full.divergence) < bias + 5 * math.hypot(found.se, full.se)
@@ -338,8 +392,7 @@ def test_a_valley_to_the_reference_leaves_out_what_lies_beyond(monkeypatch):
     q = KSIVIApproximator(train=False, init=[[4.1, 0.0], [-4.1, 0.0]], random_state=0)
     with pytest.warns(ConvergenceWarning, match="weight of the mode .* is unknown"):
         q.fit(score_fn, n_features=2)
-    for m in q.whitening_.modes:
-        origin = Affine(torch.as_tensor(m), torch.eye(2, dtype=torch.float64))
-        monkeypatch.setattr("skksivi.families._weights.origin_of", lambda _, origin=origin: origin)
+    for m in q.whitening_.modes.copy():
+        q.whitening_.modes[:] = m, *[each for each in q.whitening_.modes.copy() if (each != m).any()]
         with pytest.warns(UserWarning, match="left out"):
             assert importance_sample(q, score_fn, random_state=0).left_out == pytest.approx(0.5, abs=0.1)

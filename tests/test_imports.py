@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from members import every
+from members import every, refused
 
 import skksivi
 from skksivi import targets
@@ -39,18 +39,15 @@ def test_a_submodule_that_is_not_listed_is_found_too_and_one_that_fails_is_no_mi
     _, _, load = lazy("package_of_one", {"_broken": ["name"]})
     assert not hasattr(package, "part")
     assert load("part") is package.part is sys.modules["package_of_one.part"]
-    with pytest.raises(AttributeError, match="no attribute '_private'"):
-        load("_private")
-    with pytest.raises(ImportError, match=r"`package_of_one\._broken` could not be imported: module 'math' has no"):
-        load("name")
+    refused(AttributeError, "no attribute '_private'", load, "_private")
+    refused(ImportError, r"`package_of_one\._broken` could not be imported: module 'math' has no", load, "name")
 
 
 @every("package", [skksivi, targets])
 def test_a_type_checker_is_told_of_the_names_that_are_there_and_a_user_of_others(package):
     """The imports under `TYPE_CHECKING` name each public object once, in the module where it is."""
     for name in ("nothing", "_nothing"):
-        with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute '{name}'"):
-            getattr(package, name)
+        refused(AttributeError, f"'{package.__name__}' has no attribute '{name}'", getattr, package, name)
     body = ast.parse(Path(package.__file__).read_text("utf-8")).body
     told = {}
     for node in next(node for node in body if isinstance(node, ast.If)).body:

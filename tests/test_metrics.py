@@ -3,6 +3,7 @@
 import math
 from functools import partial
 from inspect import signature
+from unittest.mock import Mock
 
 import numpy as np
 import ot
@@ -11,7 +12,7 @@ import torch
 from awkward_arrays import every_view
 from hypothesis import given
 from hypothesis import strategies as st
-from members import every
+from members import every, refused
 from plain_targets import normal_array, pushed
 from test_kernels import MEMBERS
 
@@ -38,14 +39,10 @@ def cubic_score(x):
 # What all have in common
 
 #: All that take two samples, a new one too, with their defaults.
-DEFAULTS = [
-    metric
-    for metric in (getattr(metrics, name) for name in metrics.__all__)
-    if [*signature(metric).parameters][:2] == ["X", "Y"]
-]
-every_default = every(
-    "metric", [partial(f, random_state=0) if "random_state" in signature(f).parameters else f for f in DEFAULTS]
-)
+PARAMETERS = {metric: [*signature(metric).parameters] for metric in (getattr(metrics, n) for n in metrics.__all__)}
+DEFAULTS = [metric for metric, names in PARAMETERS.items() if names[:2] == ["X", "Y"]]
+SEEDED = [partial(f, random_state=0) if "random_state" in PARAMETERS[f] else f for f in DEFAULTS]
+every_default = every("metric", SEEDED)
 
 
 def sample(n, seed, d=3):
@@ -135,12 +132,11 @@ def plain_mmd(k, X, Y, statistic):
     """MMD^2 by loops over the pairs, k a function of two tensors (n, d)."""
     x, y = torch.as_tensor(X), torch.as_tensor(Y)
 
-    def mean(a, b, within):
-        i, j = torch.meshgrid(torch.arange(len(a)), torch.arange(len(b)), indexing="ij")
-        values = k(a[i.flatten()], b[j.flatten()])
-        return values[(i != j).flatten()].mean() if within and statistic == "u" else values.mean()
+    def mean(a, b):
+        values = torch.stack([k(row, b) for row in a])
+        return values[~torch.eye(len(a), dtype=torch.bool)].mean() if a is b and statistic == "u" else values.mean()
 
-    return (mean(x, x, True) + mean(y, y, True) - 2 * mean(x, y, False)).item()
+    return (mean(x, x) + mean(y, y) - 2 * mean(x, y)).item()
 
 
 @given(n=SIZES, m=SIZES, d=DIMENSIONS, seed=SEEDS)
@@ -158,13 +154,6 @@ def test_a_median_bandwidth_is_that_of_the_reference():
     assert mmd(X, Y) == mmd(X, Y, kernel=IMQ().frozen(torch.as_tensor(Y)))
     assert mmd(X, Y, kernel="gaussian") == mmd(X, Y, kernel=Gaussian())
     assert mmd(1e3 * X, 1e3 * Y) == pytest.approx(mmd(X, Y), rel=1e-9)
-
-
-def test_draws_far_from_the_origin_keep_their_digits():
-    """In 1e8 plus units of one, half the digits are left."""
-    X, Y = normal_array(40, 2).round(6), normal_array(30, 2, seed=1).round(6)
-    far, near = (mmd(X + shift, Y + shift, kernel=Riesz(bandwidth=1.0)) for shift in (2.0**27, 0))
-    assert far == pytest.approx(near, abs=1e-6)
 
 
 # The floor: what a metric is between exact samples
@@ -188,8 +177,7 @@ def test_each_repetition_compares_rows_of_which_none_is_in_both(n, m):
 
 def test_floor_is_mean_and_standard_deviation_of_the_values():
     values = [3.0, 5.0, 10.0]
-    left = iter(values)
-    floor = noise_floor(lambda X, Y: next(left), labelled(10), 2, n_repeats=3)
+    floor = noise_floor(Mock(side_effect=values), labelled(10), 2, n_repeats=3)
     assert floor == NoiseFloor(pytest.approx(np.mean(values)), pytest.approx(np.std(values, ddof=1)))
     assert (floor.mean, floor.sd) == floor
 
@@ -223,25 +211,6 @@ def test_ksd_takes_a_target_or_its_score_function():
     assert ksd(X, density) == pytest.approx(ksd(X, standard_score), rel=1e-12)
 
 
-SINGLE = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
-
-
-def test_a_score_in_single_precision_only_is_judged_nearly_alike():
-    def single_precision_score(x):
-        return -x @ SINGLE
-
-    def score_fn(x):
-        return -x @ SINGLE.to(x)
-
-    X = normal_array(50, 2)
-    with pytest.raises(RuntimeError, match="dtype"):
-        single_precision_score(torch.as_tensor(X))
-    for draws in (X, X.astype(np.float32)):
-        assert ksd(draws, single_precision_score) == pytest.approx(ksd(X, score_fn), rel=1e-5, abs=1e-5)
-    found, expected = (FixedKernelKSD(f, 2)(torch.as_tensor(X)) for f in (single_precision_score, score_fn))
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
-
-
 @given(n=SIZES, d=DIMENSIONS, seed=SEEDS)
 def test_ksd_test_is_its_formula(n, d, seed):
     """T(w) for the signs w in columns, by the whole matrix; the first column holds ones."""
@@ -257,16 +226,11 @@ def test_ksd_test_is_its_formula(n, d, seed):
 
 
 def test_no_block_is_larger_than_a_tile(monkeypatch):
-    sizes = []
-
-    def recorded(x, s_x, y, s_y, kernel):
-        sizes.append((len(x), len(y)))
-        return stein_kernel(x, s_x, y, s_y, kernel)
-
+    recorded, n = Mock(side_effect=stein_kernel), 3 * _discrepancy.TILE + 1
     monkeypatch.setattr(_discrepancy, "stein_kernel", recorded)
-    n = 3 * _discrepancy.TILE + 1
     ksd_test(normal_array(n, 2), cubic_score, n_bootstrap=5)
-    assert max(max(size) for size in sizes) == _discrepancy.TILE
+    sizes = [(len(call.args[0]), len(call.args[2])) for call in recorded.call_args_list]
+    assert max(map(max, sizes)) == _discrepancy.TILE
     assert sum(a * b for a, b in sizes) < 0.7 * n**2  # each pair once, but within a tile
 
 
@@ -285,10 +249,8 @@ def test_the_test_has_its_size():
 def test_draws_of_another_shape_are_rejected():
     """Means and variances are those of the target."""
     rng = np.random.RandomState(0)
-    uniform = rng.uniform(-math.sqrt(3), math.sqrt(3), (10, 300, 2))
-    exponential = rng.exponential(size=(10, 300, 2)) - 1
-    assert rejections(uniform).all()
-    assert rejections(exponential).all()
+    assert rejections(rng.uniform(-math.sqrt(3), math.sqrt(3), (10, 300, 2))).all()
+    assert rejections(rng.exponential(size=(10, 300, 2)) - 1).all()
 
 
 @pytest.mark.slow
@@ -303,13 +265,7 @@ def test_signs_that_hold_on_allow_for_a_chain():
     assert rejections(samples, flip_probability=0.05).mean() < 0.12
 
 
-AFFINE = {
-    "units": ([[1e-3, 0.0], [0.0, 1e3]], [1.0, -500.0]),
-    "shear": ([[2.0, 1.0], [-3.0, 0.5]], [30.0, -20.0]),
-}
-
-
-@every("A, b", AFFINE)
+@every("A, b", [([[1e-3, 0], [0, 1e3]], [1, -500]), ([[2, 1], [-3, 0.5]], [30, -20])])
 def test_judge_depends_on_the_target_alone(A, b):
     """An affine map of both the target and the draws changes nothing."""
     A, b = (torch.tensor(a, dtype=torch.float64) for a in (A, b))
@@ -363,5 +319,4 @@ MISTAKES = [
 
 @every("act, right, wrong, message", MISTAKES)
 def test_a_mistake_is_named(act, right, wrong, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        act(**{**right, **wrong})
+    refused((ValueError, TypeError), message, lambda: act(**{**right, **wrong}))

@@ -3,7 +3,6 @@
 import importlib
 import itertools
 import math
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from members import every
+from members import every, refused
 from plain_targets import Mixture, as_score, gaussian, generator, gumbel_score, normal, origin, resolved
 from sklearn.exceptions import ConvergenceWarning
 
@@ -24,7 +23,7 @@ from skksivi.pilot._modes import ModeMaps, all_modes, ridge_of
 from skksivi.pilot._newton import fault_of_jump, saddle_free_newton
 from skksivi.pilot._symmetries import Exchange, images, symmetries_of
 from skksivi.score._score import STEPS
-from skksivi.targets import GaussianMixture, Target, constrained, from_log_prob
+from skksivi.targets import GaussianMixture, constrained, from_log_prob
 
 
 def unit(d, scale=1.0):
@@ -110,17 +109,14 @@ def test_a_missed_mode_has_a_probability_and_a_search_that_did_not_end_is_told()
     assert n > 0
     assert n_new == q.whitening_.unseen == 0
     by_width = [q.whitening_.missed(0.3, width) for width in (1.0, 0.2, 0.05, 0.01)]
-    assert by_width[:2] == [0, 0]
-    assert by_width == sorted(by_width)
+    assert (by_width, by_width[1]) == (sorted(by_width), 0)
     assert by_width[-1] > 0.9
     assert replace(q.whitening_, modes=np.zeros((1, 20))).missed(0.3, 0.5) > 0.9
     nothing = replace(q.whitening_, ascents=None)
     assert nothing.missed(0.05) == 1
     assert math.isnan(nothing.unseen)
-    with pytest.raises(ValueError, match="`weight` is the share"):
-        nothing.missed(1.5)
-    with pytest.raises(ValueError, match="`width` is a share"):
-        nothing.missed(0.5, 2.0)
+    refused(ValueError, "`weight` is the share", nothing.missed, 1.5)
+    refused(ValueError, "`width` is a share", nothing.missed, 0.5, 2.0)
     q.whitening_ = replace(q.whitening_, ascents=np.array([100, 8]))
     check = diagnose(q, p.score_fn, random_state=0)["modes"]
     assert "8% of the last ascents found new ones" in check.text
@@ -130,10 +126,8 @@ def test_a_missed_mode_has_a_probability_and_a_search_that_did_not_end_is_told()
 @every("width, thorough", [(0.2, False), (0.05, True)])
 def test_narrow_modes_are_found_where_nearly_none_is_missed(width, thorough):
     for seed in range(2):
-        score, start = (
-            as_score(apart(3, 5.5, (1.0, width), (0.7, 0.3), seed).score_fn, d=3),
-            Affine(origin(3), unit(3)),
-        )
+        score = as_score(apart(3, 5.5, (1.0, width), (0.7, 0.3), seed).score_fn, d=3)
+        start = Affine(origin(3), unit(3))
         assert len(all_modes(score, origin(3), start, generator(seed), thorough=thorough).maps) == 2
 
 
@@ -141,8 +135,7 @@ def test_a_mode_of_more_mass_is_found_from_the_prior_alone():
     """It is where the prior is, too far for ascents from around zero; the other is 20 nats below."""
     law = GaussianMixture([[0.0] * 8, [200.0] * 8], weights=[1e-9, 1])
     law.prior_draws = lambda n, seed: np.random.RandomState(seed).normal(200, 3, (n, 8))
-    q = KSIVIApproximator(random_state=0).fit(law)
-    assert np.abs(q.sample(100, random_state=0) - 200).max() < 6
+    assert np.abs(KSIVIApproximator(random_state=0).fit(law).sample(100, random_state=0) - 200).max() < 6
 
 
 @given(seed=st.integers(0, 10**6))
@@ -155,22 +148,6 @@ def test_no_other_mode_and_no_symmetry_is_found_where_there_is_none(seed):
 
 
 # Symmetries
-
-
-class Labels(Target):
-    """y ~ a mixture of k normals of unknown means, spreads and shares, which have a prior alike."""
-
-    def __init__(self, k):
-        rng = np.random.RandomState(0)
-        self.k, self.n_features = k, 3 * k
-        self.y = torch.as_tensor(np.concatenate([rng.normal(6 * j, 1 + 0.3 * j, 40) for j in range(k)]))
-
-    def log_prob(self, x):
-        m, log_s, a = x.split(self.k, 1)
-        squares = ((self.y - m[..., None]) * (-log_s).exp()[..., None]).square()
-        parts = a.log_softmax(1)[..., None] - log_s[..., None] - squares / 2
-        prior = (m - 5).square().sum(1) / 50 + (log_s.square() + a.square()).sum(1) / 2
-        return parts.logsumexp(1).sum(1) - prior
 
 
 @every(
@@ -187,7 +164,8 @@ def test_signs_that_may_change_are_found(log_prob, start, n_modes):
     assert len(images([mode], symmetries_of(score, mode))) + 1 == n_modes
 
 
-def test_labels_on_a_simplex_are_exchanged_with_all_that_they_name():
+def labelled():
+    """y ~ a mixture of three normals of unknown shares and means, and an unknown normal variable beside each."""
     rng = np.random.RandomState(0)
     y = torch.as_tensor(np.concatenate([rng.normal(6 * j, 1, 20) for j in range(3)]))
 
@@ -195,7 +173,11 @@ def test_labels_on_a_simplex_are_exchanged_with_all_that_they_name():
         parts = share.log()[:, :, None] - (y - mean[:, :, None]).square() / 2
         return parts.logsumexp(1).sum(1) - (mean - 6).square().sum(1) / 50 - common.square().sum(1) / 2 - common[:, 0]
 
-    target = constrained(log_prob, {"share": ("simplex", 3), "mean": ("real", 3), "common": ("real", 3)})
+    return constrained(log_prob, {"share": ("simplex", 3), "mean": ("real", 3), "common": ("real", 3)})
+
+
+def test_labels_on_a_simplex_are_exchanged_with_all_that_they_name():
+    target = labelled()
     start = target.unconstrain({"share": [0.3, 0.3, 0.4], "mean": [0.0, 6.0, 12.0], "common": [0.0, 0.0, 0.0]})
     score = resolved(target)
     mode = saddle_free_newton(score, torch.as_tensor(start))[0]
@@ -208,11 +190,11 @@ def test_labels_on_a_simplex_are_exchanged_with_all_that_they_name():
 @pytest.mark.slow
 def test_all_labels_are_in_a_fit_in_equal_shares(tmp_path):
     """Six orders of three means, 6,000 draws: five standard errors of a share are .024."""
-    q = KSIVIApproximator(random_state=0).fit(Labels(3))
+    target = labelled()
+    q = KSIVIApproximator(random_state=0).fit(target)
     assert len(q.whitening_.modes) == 6
-    assert q.whitening_.symmetries.shape == (2, 9)
     assert q.n_score_calls_ < 40_000
-    order = q.sample(6000)[:, :3].argsort(1)
+    order = target.constrain(q.sample(6000))["mean"].argsort(1)
     shares = [(order == p).all(1).mean() for p in itertools.permutations(range(3))]
     np.testing.assert_allclose(shares, 1 / 6, atol=5 * math.sqrt(5 / 36 / 6000))
     save(q, tmp_path / "q")
@@ -276,14 +258,13 @@ def test_modes_beyond_a_valley_of_zero_density_weigh_what_they_should():
     assert abs((q.sample(20_000, random_state=0)[:, 0] > 0).mean() - share) < 0.05
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_slanted_valley_of_zero_density_is_no_jump():
     """The modes are less than four standard deviations from each other, and nothing is told."""
     d, at = 4, -0.5
     v = np.linspace(-1, 1, d) / np.linalg.norm(np.linspace(-1, 1, d))
     log_prob = lambda x: 2 * (x @ x.new_tensor(v) - at).abs().log() - x.square().sum(1) / 2  # noqa: E731
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        q = KSIVIApproximator(random_state=0).fit(from_log_prob(log_prob, d))
+    q = KSIVIApproximator(random_state=0).fit(from_log_prob(log_prob, d))
     assert q.n_score_calls_ < 40_000
     t = np.linspace(-10, 10, 20_001)
     mass = (t - at) ** 2 * np.exp(-(t**2) / 2)

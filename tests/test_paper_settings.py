@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from members import every, refused
 from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
@@ -33,7 +34,7 @@ def approximator(name):
     return (HKSIVIApproximator if name in HIERARCHIES else KSIVIApproximator)(**paper_settings(name))
 
 
-@pytest.mark.parametrize("name", TABLE)
+@every("name", list(TABLE))
 def test_the_settings_are_those_of_the_paper(name):
     q = approximator(name)
     network = checked_object(Network, q.hidden_layer_sizes)
@@ -50,12 +51,13 @@ def test_the_settings_are_those_of_the_paper(name):
 def test_the_list_is_complete():
     assert TABLE.keys() == PAPER.keys()
     assert all(f"``{name}``" in paper_settings.__doc__ for name in PAPER)
+    paper_settings("banana")["kernel"] = "imq"  # a copy
+    assert paper_settings("banana")["kernel"] == "gaussian"
+    refused(ValueError, r"`name` must be one of \['banana', .*'x-shaped'\], got 'bananas'", paper_settings, "bananas")
 
 
 @pytest.mark.filterwarnings("ignore")  # of fits of two iterations
-@pytest.mark.parametrize(
-    ("name", "target"), [("banana", Banana()), ("student", StudentT()), ("eight-gaussians", EightGaussians())]
-)
+@every("name, target", [("banana", Banana()), ("student", StudentT()), ("eight-gaussians", EightGaussians())])
 def test_a_fit_takes_them(name, target):
     q = clone(approximator(name)).set_params(max_iter=2, random_state=0).fit(target)
     assert q.sample(3).shape == (3, 2)
@@ -65,13 +67,3 @@ def test_the_regularisation_of_the_student_target_ends_after_20_000_iterations()
     weight = paper_settings("student")["terms"][0].weight
     assert [weight(t) for t in (0.0, 0.2, 0.39)] == [0.05 * Linear()(t) for t in (0.0, 0.2, 0.39)]
     assert weight(0.4) == weight(1.0) == 0.0
-
-
-def test_a_change_of_the_settings_is_the_callers_alone():
-    paper_settings("banana")["kernel"] = "imq"
-    assert paper_settings("banana")["kernel"] == "gaussian"
-
-
-def test_a_name_that_is_none_is_told_with_those_there_are():
-    with pytest.raises(ValueError, match=r"`name` must be one of \['banana', .*'x-shaped'\], got 'bananas'"):
-        paper_settings("bananas")

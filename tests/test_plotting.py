@@ -6,20 +6,14 @@ import numpy as np
 import pytest
 import torch
 from approximators import GaussianTarget, good_fit, short
-from members import every
+from members import every, refused
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV
 
 from skksivi import KSIVIApproximator, plotting
 from skksivi.baselines import SIVI, Laplace
-from skksivi.plotting import (
-    DensityDisplay,
-    ForestDisplay,
-    LossDisplay,
-    MarginalsDisplay,
-    SearchDisplay,
-)
+from skksivi.plotting import DensityDisplay, ForestDisplay, LossDisplay, MarginalsDisplay, SearchDisplay
 from skksivi.targets import Banana, Multimodal, from_log_prob, from_score_fn
 
 rng = np.random.RandomState(0)
@@ -45,7 +39,7 @@ MAKERS = {
     "forest": lambda ax: ForestDisplay.from_draws({"a": X, "b": X + 1}, Y, truth=np.zeros(5), ax=ax),
     "search": lambda ax: SearchDisplay(scores=X[:4], labels=list("abcd"), chosen=1).plot(ax),
 }
-every_display = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+every_display = every("make", MAKERS)
 
 
 @pytest.fixture(autouse=True)
@@ -56,12 +50,12 @@ def no_figures():
 
 
 def test_every_display_is_under_contract():
-    made = {type(make(None)).__name__ for make in MAKERS.values()}
-    assert made == set(plotting.__all__)
+    assert {type(make(None)).__name__ for make in MAKERS.values()} == set(plotting.__all__)
 
 
 @every_display
 def test_axes_are_used_and_pyplot_stays_as_it_was(make):
+    plt.close("all")
     figure, (left, right) = plt.subplots(1, 2)
     plt.figure()
     plt.figure(figure.number)
@@ -69,20 +63,18 @@ def test_axes_are_used_and_pyplot_stays_as_it_was(make):
     before = plt.get_fignums(), dict(matplotlib.rcParams)
     display = make(right)
     assert (plt.get_fignums(), dict(matplotlib.rcParams)) == before
-    assert plt.gcf() is figure
-    assert plt.gca() is left
-    assert display.ax_ is right
-    assert display.figure_ is figure
+    assert (plt.gcf(), plt.gca()) == (figure, left)
+    assert (display.figure_, display.ax_) == (figure, right)
     assert not left.has_data()
     assert display.plot(left) is display  # again, elsewhere
     assert display.ax_ is left
 
 
-#: Axes that a user may have.
+#: Displays, and axes that a user may have.
 PLACES = [
-    lambda: plt.figure().add_axes((0.1, 0.2, 0.5, 0.6)),
-    lambda: plt.figure().subfigures(1, 2)[1].subplots(),
-    lambda: plt.subplots(2, 2)[1][1, 0],
+    ("loss and monitor", lambda: plt.figure().add_axes((0.1, 0.2, 0.5, 0.6))),
+    ("marginals", lambda: plt.figure().subfigures(1, 2)[1].subplots()),
+    ("marginals", lambda: plt.subplots(2, 2)[1][1, 0]),
 ]
 
 
@@ -90,9 +82,7 @@ def panels_of(display):
     return [panel for panel in np.ravel(getattr(display, "axes_", [display.ax_])) if panel is not None]
 
 
-@pytest.mark.parametrize(
-    ("name", "place"), [("loss and monitor", PLACES[0]), ("marginals", PLACES[1]), ("marginals", PLACES[2])]
-)
+@every("name, place", PLACES)
 def test_nothing_is_drawn_outside_the_axes_given(name, place):
     ax = place()
     low, high = ax.get_position().get_points()
@@ -104,12 +94,12 @@ def test_nothing_is_drawn_outside_the_axes_given(name, place):
 
 @every_display
 def test_a_picture_has_ink_and_named_axes(make):
+    plt.close("all")
     display = make(None)
     assert plt.get_fignums() == [display.figure_.number]
     assert display.ax_.figure is display.figure_
     display.figure_.canvas.draw()
-    pixels = np.asarray(display.figure_.canvas.buffer_rgba())[..., :3]
-    assert (pixels < 250).any(-1).mean() > 0.005
+    assert (np.asarray(display.figure_.canvas.buffer_rgba())[..., :3] < 250).any(-1).mean() > 0.005
     assert any(panel.get_xlabel() for panel in panels_of(display))
 
 
@@ -123,15 +113,15 @@ def test_search_shows_replicates_means_and_the_choice():
         SearchDisplay.from_search(search, metric="ksd")
 
 
-FROM_ESTIMATOR = {
-    "loss": lambda q: LossDisplay.from_estimator(q),
-    "marginals": lambda q: MarginalsDisplay.from_estimator(q, n_samples=100),
-    "density": lambda q: DensityDisplay.from_estimator(q, Multimodal(), n_samples=100),
-    "forest": lambda q: ForestDisplay.from_estimator(q, n_samples=100),
-}
+FROM_ESTIMATOR = [
+    LossDisplay.from_estimator,
+    lambda q: MarginalsDisplay.from_estimator(q, n_samples=100),
+    lambda q: DensityDisplay.from_estimator(q, Multimodal(), n_samples=100),
+    lambda q: ForestDisplay.from_estimator(q, n_samples=100),
+]
 
 
-@pytest.mark.parametrize("show", FROM_ESTIMATOR.values(), ids=FROM_ESTIMATOR)
+@every("show", FROM_ESTIMATOR)
 def test_an_estimator_is_shown_and_its_stream_left_alone(fitted, show):
     before = str(fitted._random_state.get_state())
     show(fitted)
@@ -147,8 +137,7 @@ def test_loss_is_the_means_of_blocks_and_bears_what_is_not_finite():
     at, means = LossDisplay(losses=np.arange(1.0, 1001.0)).plot().line_.get_data()
     np.testing.assert_allclose(means, np.arange(1.0, 1001.0).reshape(100, 10).mean(1))
     np.testing.assert_allclose(at, means)  # the loss of iteration i is i
-    losses = LOSSES.copy()
-    losses[[3, 500]] = np.nan, np.inf
+    losses = np.where(np.arange(1000) == 3, np.nan, np.where(np.arange(1000) == 500, np.inf, LOSSES))
     assert np.isfinite(LossDisplay(losses=losses).plot().line_.get_ydata()).all()
     LossDisplay(losses=np.full(5, np.nan)).plot()
 
@@ -177,10 +166,9 @@ def test_a_loss_is_called_what_it_is(fitted):
 
 
 def test_marginals_show_the_features_asked_for():
-    display = MarginalsDisplay.from_draws(X, features=[3, 1], feature_names=list("abcde"))
-    assert display.axes_.shape == (2, 2)
-    assert display.axes_[0, 1] is None
-    assert (display.axes_[1, 0].get_xlabel(), display.axes_[1, 0].get_ylabel()) == ("d", "b")
+    (_, above), (panel, _) = MarginalsDisplay.from_draws(X, features=[3, 1], feature_names=list("abcde")).axes_
+    assert above is None
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("d", "b")
     assert MarginalsDisplay.from_draws(X).axes_.shape == (4, 4)
 
 
@@ -193,15 +181,11 @@ def test_marginals_are_densities_also_of_draws_far_from_the_reference():
     display.figure_.canvas.draw()
 
 
-def lines_of(display):
-    return [path.vertices for path in display.contours_.get_paths()]
-
-
 def test_contours_are_the_same_in_any_box():
     """The outermost encloses 99% of N(0, I): a circle of radius 3.03."""
     for extent in (None, (-4, 4, -4, 4), (-1, 9, -8, 8)):
-        (outermost, *_) = lines_of(DensityDisplay.from_draws(X[:, :2], NORMAL, extent=extent))
-        assert np.linalg.norm(outermost, axis=1).max() == pytest.approx(np.sqrt(-2 * np.log(0.01)), abs=0.05)
+        outermost, *_ = DensityDisplay.from_draws(X[:, :2], NORMAL, extent=extent).contours_.get_paths()
+        assert np.linalg.norm(outermost.vertices, axis=1).max() == pytest.approx(np.sqrt(-2 * np.log(0.01)), abs=0.05)
     display = DensityDisplay.from_draws(1e6 * X[:, :2], NORMAL)  # of a target much narrower than the draws
     display.figure_.canvas.draw()
     assert display.contours_ is not None
@@ -209,8 +193,7 @@ def test_contours_are_the_same_in_any_box():
 
 def test_density_box_holds_a_mode_that_the_draws_miss():
     one_mode = np.random.RandomState(0).normal(size=(500, 2)) - [2.0, 0.0]
-    display = DensityDisplay.from_draws(one_mode, Multimodal())
-    assert display.ax_.get_xlim()[1] > 4  # the other mode lies at 2
+    assert DensityDisplay.from_draws(one_mode, Multimodal()).ax_.get_xlim()[1] > 4  # the other mode lies at 2
     given = DensityDisplay.from_draws(one_mode, extent=(-1, 1, -2, 2))
     assert given.ax_.get_xlim() + given.ax_.get_ylim() == (-1, 1, -2, 2)
 
@@ -226,9 +209,8 @@ def test_forest_intervals_are_the_central_ones():
     display = ForestDisplay.from_draws({"fit": X}, Y, features=[3, 1], feature_names=list("abcde"), levels=(0.4, 0.8))
     at = [0.1, 0.3, 0.5, 0.7, 0.9]
     np.testing.assert_allclose(display.intervals_, [np.quantile(A[:, [3, 1]], at, axis=0).T for A in (Y, X)])
-    for line, ends in zip(display.medians_, display.intervals_, strict=True):
+    for line, (thin, thick), ends in zip(display.medians_, display.lines_, display.intervals_, strict=True):
         np.testing.assert_array_equal(line.get_xdata(), ends[:, 2])
-    for (thin, thick), ends in zip(display.lines_, display.intervals_, strict=True):
         np.testing.assert_array_equal([s[:, 0] for s in thin.get_segments()], ends[:, [0, 4]])
         np.testing.assert_array_equal([s[:, 0] for s in thick.get_segments()], ends[:, [1, 3]])
 
@@ -243,11 +225,7 @@ def test_forest_rows_run_from_the_top_and_do_not_overlap():
     assert [text.get_text() for text in display.ax_.get_legend().get_texts()] == ["reference", "a", "b"]
 
 
-NORMAL = from_log_prob(lambda x: -x.square().sum(-1) / 2, 2)
-
-
-IN_THREE = from_log_prob(lambda x: -x.square().sum(-1), 3)
-
+NORMAL, IN_THREE = (from_log_prob(lambda x: -x.square().sum(-1) / 2, d) for d in (2, 3))
 MISTAKES = [
     (lambda: MarginalsDisplay.from_draws({}), "`X` is empty"),
     (lambda: MarginalsDisplay.from_draws({"a": X, "b": PLANE}), "different numbers of columns"),
@@ -270,6 +248,5 @@ MISTAKES = [
 
 @every("act, message", MISTAKES)
 def test_a_mistake_is_named_before_a_figure_is_made(act, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        act()
+    refused((TypeError, ValueError), message, act)
     assert not plt.get_fignums()

@@ -35,15 +35,15 @@ def test_the_entropic_term_moves_draws_up_and_is_scheduled():
 @every("name", ["annealing", "weight of Entropic"])
 @every("wrong", [-1, math.inf, math.nan])
 def test_a_schedule_that_goes_wrong_is_named_and_no_other(name, wrong):
-    def schedule(progress):
-        return 1.0 if progress < 0.5 else wrong
-
+    schedule = lambda progress: 1.0 if progress < 0.5 else wrong  # noqa: E731
     scheduled = {"annealing": {"annealing": schedule}, "weight of Entropic": {"terms": [Entropic(schedule)]}}
     q = clone(QUICK).set_params(max_iter=10, whiten=None, **scheduled[name])
-    with pytest.raises(
-        ValueError, match=f"^`{name}` returned {wrong} at progress 0.5, expected a (positive )?number"
-    ):
-        q.fit(lambda x: -x, n_features=2)
+    with pytest.raises(ValueError, match=f"^`{name}` returned {wrong} at progress 0.5, expected a (positive )?num"):
+        q.fit(torch.neg, n_features=2)
+
+
+def cauchy(x):
+    return -4 * x / (1 + x.square().sum(1, keepdim=True))
 
 
 def test_tails_are_told_from_the_score():
@@ -51,7 +51,6 @@ def test_tails_are_told_from_the_score():
     assert tail_exponent(lambda x: -0.5 * x / x.square().sum(1, keepdim=True), 2) == pytest.approx(0.5)
     assert tail_exponent(lambda x: -x, 2) is None
     assert tail_exponent(lambda x: -x / (1 + x.square().sum(1, keepdim=True)).sqrt(), 2) is None
-    cauchy = lambda x: -4 * x / (1 + x.square().sum(1, keepdim=True))  # noqa: E731
     assert tail_exponent(cauchy, 3) == pytest.approx(4)
 
 
@@ -65,12 +64,9 @@ def test_an_exponent_is_that_of_the_farthest_points_if_nearer_ones_agree_to_two_
 
 
 def test_tempering_that_breaks_a_heavy_tailed_target_is_warned_of():
-    def cauchy(x):
-        return -4 * x / (1 + x.square().sum(1, keepdim=True))
-
     tempered = clone(QUICK).set_params(annealing="linear", whiten=None)
     with pytest.warns(UserWarning, match=r"infinite mass below 0\.75"):
         tempered.fit(cauchy, n_features=3)
-    tempered.set_params(annealing=lambda progress: 0.8 + 0.2 * progress).fit(cauchy, n_features=3)
-    tempered.set_params(annealing=lambda progress: 1.0 if progress <= 1 else 0.1).fit(cauchy, n_features=3)
+    for never_low in (lambda progress: 0.8 + 0.2 * progress, lambda progress: 1.0 if progress <= 1 else 0.1):
+        tempered.set_params(annealing=never_low).fit(cauchy, n_features=3)
     tempered.set_params(annealing="linear").fit(lambda x: -x, n_features=3)

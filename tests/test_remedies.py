@@ -16,12 +16,7 @@ PAIR = GaussianMixture([[-6.0, 0.0], [6.0, 1.0]])
 
 #: A target, settings of a fit, what is said, and the settings that follow it.
 CASES = {
-    "lost modes": (
-        PAIR,
-        LAPLACE,
-        r"No draw is in the mode at .*: set whiten='auto'",
-        {"whiten": "auto"},
-    ),
+    "lost modes": (PAIR, LAPLACE, r"No draw is in the mode at .*: set whiten='auto'", {"whiten": "auto"}),
     "lost tails": (StudentT(), LAPLACE, r"is wrong.*: set whiten='auto'", {"whiten": "auto", "mixing": "auto"}),
 }
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from joblib import Parallel, delayed, parallel_config
+from members import every
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
@@ -20,9 +21,8 @@ from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, fro
 from skksivi.training import _run
 from skksivi.training._run import Reporter, logged
 
-SHORT = KSIVIApproximator(
-    max_iter=150, batch_size=8, hidden_layer_sizes=(4,), whiten="laplace", early_stopping=False, random_state=0
-)
+SHORT = KSIVIApproximator(max_iter=150, batch_size=8, hidden_layer_sizes=(4,), random_state=0)
+SHORT.set_params(whiten="laplace", early_stopping=False)
 LOGGER = logging.getLogger("skksivi")
 
 
@@ -51,22 +51,14 @@ def as_in_a_script(monkeypatch, handlers=()):
 
 
 def test_each_stage_is_logged_with_about_what_it_costs(caplog):
-    n_asked = [0, 0]
-
-    def score_of(i):
-        def score_fn(x):
-            n_asked[i] += len(x)
-            return (-x).exp() - 1
-
-        return score_fn
-
-    q = clone(SHORT).set_params(mixing="normal", whiten=Pilot(budget=1000))
-    quiet = clone(q).set_params(verbose=-1).fit(score_of(0), n_features=2)
+    q, sizes = clone(SHORT).set_params(mixing="normal", whiten=Pilot(budget=1000)), ([], [])
+    scores = (lambda x, seen=seen: seen.append(len(x)) or (-x).exp() - 1 for seen in sizes)
+    quiet = clone(q).set_params(verbose=-1).fit(next(scores), n_features=2)
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="skksivi"):
-        told = clone(q).set_params(verbose=2).fit(score_of(1), n_features=2)
+        told = clone(q).set_params(verbose=2).fit(next(scores), n_features=2)
     np.testing.assert_array_equal(told.sample(5), quiet.sample(5))
-    assert n_asked[0] == n_asked[1]
+    assert sum(sizes[0]) == sum(sizes[1])
     lines = caplog.messages
     assert re.fullmatch(r"search for modes: [\d,]+ score calls and [\d.]+ s so far", lines[0])
     to_come = [re.search(r"so far, about ([\d,]+) score calls to come, at .* s each, about", line) for line in lines]
@@ -90,8 +82,7 @@ def test_lines_come_once_whatever_level_and_handler_there_are(name, level, n_han
     before = LOGGER.level, list(LOGGER.handlers)
     with logged(1):
         LOGGER.info("a line")
-    assert capfd.readouterr().err == "a line\n"
-    assert (LOGGER.level, LOGGER.handlers) == before
+    assert (capfd.readouterr().err, (LOGGER.level, LOGGER.handlers)) == ("a line\n", before)
 
 
 # How far a stage is
@@ -151,23 +142,21 @@ def rows_target(n=500):
     return BayesianLogisticRegression(X, X[:, 0] > 0.1)
 
 
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        (rows_target(20_000), "20,000 rows of the target skksivi.targets.Minibatches"),
-        (rows_target(), "s in all."),
-        (from_log_prob(lambda x: -x.square().sum(1), 2), "s in all."),
-        (Minibatches(rows_target(20_000), batch_size=100), "s in all."),
-    ],
-)
-def test_a_fit_that_takes_long_names_minibatches(target, words, caplog):
+MANY_ROWS = rows_target(20_000)
+FEW_OR_PARTS = rows_target(), from_log_prob(lambda x: -x.square().sum(1), 2), Minibatches(MANY_ROWS, batch_size=100)
+
+
+@every("target", [MANY_ROWS, *FEW_OR_PARTS])
+def test_a_fit_that_takes_long_names_minibatches(target, caplog):
+    caplog.clear()
     clock = Clock()
     reporter = Reporter(0, target, clock)
     clock.now = 6.0
     reporter.hear(1000, None)
     (line,) = caplog.messages
-    assert words in line
-    assert ("Minibatches" in line) == ("Minibatches" in words)
+    assert "s in all." in line or target is MANY_ROWS
+    assert ("20,000 rows of the target skksivi.targets.Minibatches" in line) == (target is MANY_ROWS)
+    assert ("Minibatches" in line) == (target is MANY_ROWS)
 
 
 @pytest.mark.parametrize("configured", [True, False])

@@ -58,11 +58,10 @@ def test_the_prior_of_a_target_is_that_of_no_rows():
     multinomial = BayesianMultinomialRegression(ranks.X, np.arange(len(ranks.X)) % 3, prior_precision=1.0)
     for target in (WHOLE, multinomial):
         x, prior = normal(7, target.n_features), target.subset(torch.zeros(0, dtype=torch.long))
-        close(prior.score_fn(x), -x)
-        close(prior.log_prob(x), -x.square().sum(-1) / 2)
         s, pull = prior.score_vjp(x)
-        close(s, -x)
-        close(pull(x), -x)
+        close(prior.log_prob(x), -x.square().sum(-1) / 2)
+        for of_prior in (prior.score_fn(x), s, pull(x)):
+            close(of_prior, -x)
 
 
 def test_a_process_without_a_group_is_told_to_make_one():
@@ -75,10 +74,9 @@ def test_a_checkpoint_knows_a_sum_over_ranks_by_six_digits(group):
     alone = resolved(WHOLE)
     s = normal(50, 3) * 10.0 ** torch.arange(-20, 30)[:, None]
     s[3, 1], s[4, 0] = torch.nan, torch.inf
+    rounded, kept = torch.as_tensor(known(s, score)), s.isfinite()
     np.testing.assert_array_equal(known(s, alone), s)
-    np.testing.assert_array_equal(known(s, score), known(s * (1 + 2.0**-52), score))
-    rounded = torch.as_tensor(known(s, score))
-    kept = s.isfinite()
+    np.testing.assert_array_equal(rounded, known(s * (1 + 2.0**-52), score))
     largest = s.where(kept, 0).abs().amax(1, keepdim=True).expand_as(s)
     assert ((rounded - s).abs()[kept] <= 2.0**-20 * largest[kept]).all()
     assert torch.equal(rounded.isfinite(), kept)
@@ -98,8 +96,7 @@ def test_minibatches_of_a_rank_alone_are_those_that_it_holds(group):
     streams = Sharded(ranks.stream), ranks.stream(0, 1)
     for stream in streams:
         stream.rewind(3)
-    first, alone = (stream.minibatch(torch.Generator()).score_fn(POINTS) for stream in streams)
-    assert torch.equal(first, alone)
+    assert torch.equal(*(stream.minibatch(torch.Generator()).score_fn(POINTS) for stream in streams))
     with pytest.raises(TypeError, match="is a Sharded, whose rows lie elsewhere; give `Sharded` a function"):
         Minibatches(target, batch_size=10)
 
@@ -151,12 +148,11 @@ def test_two_ranks_are_as_one(group, of_two):
             assert np.abs(off).max() < 0.15, name
         else:
             np.testing.assert_allclose(two[name], numbers, rtol=1e-9, atol=1e-9, err_msg=name)
-    close(one["score"], WHOLE.score_fn(POINTS))
-    close(one["score of many"], WHOLE.score_fn(ranks.MANY))
-    close(one["product"], WHOLE.score_vjp(POINTS)[1](POINTS.flip(0)))
-    close(one["log_prob"], WHOLE.log_prob(POINTS))
-    close(one["plain score"], WHOLE.score_fn(POINTS))
-    close(one["plain product"], WHOLE.score_vjp(POINTS)[1](POINTS.flip(0)))
+    score, product = WHOLE.score_fn(POINTS), WHOLE.score_vjp(POINTS)[1](POINTS.flip(0))
+    exact = {"score": score, "plain score": score, "product": product, "plain product": product}
+    exact |= {"score of many": WHOLE.score_fn(ranks.MANY), "log_prob": WHOLE.log_prob(POINTS)}
+    for name, numbers in exact.items():
+        close(one[name], numbers)
     n_calls, n_messages, n_bytes = two["traffic"]
     assert n_calls <= n_messages <= 2 * n_calls
     assert n_bytes <= 8 * (FIRST * n_messages + ranks.D * 5 * len(ranks.MANY))

@@ -25,12 +25,9 @@ SCORE = as_score(lambda x: -x, d=D)
 
 def layer(shift=0.0, d=D):
     """Return the sampler of N(shift, I)."""
-    given = np.full(d, shift), np.eye(d)
-    q = KSIVIApproximator(
-        whiten=given, gradient_estimator="u-statistic", train=False, random_state=0, dtype="float64"
-    )
+    given = {"whiten": (np.full(d, shift), np.eye(d)), "train": False, "random_state": 0, "dtype": "float64"}
     with pytest.warns(UserWarning, match="train"):
-        q.fit(lambda x: shift - x, n_features=d)
+        q = KSIVIApproximator(gradient_estimator="u-statistic", **given).fit(lambda x: shift - x, n_features=d)
     return q.sampler_
 
 
@@ -44,14 +41,14 @@ def verdict(grade, error=0.0, se=0.01):
 
 
 def fit_of(sampler=LAYER, found=None, best_iter=5, n_iter=5, **report):
-    kept = {"certificate_": None, "verdict_": found, "fitted_by_": "", "score_checksum_": ""}
+    kept = {"weighted_draws_": None, "certificate_": None, "verdict_": found, "fitted_by_": "", "score_checksum_": ""}
     return Fit(sampler, kept | {"best_iter_": best_iter, "n_iter_": n_iter} | report)
 
 
 # The better of two
 
 
-GOOD, WRONG, ROUGH = Grade.RELIABLE_WEIGHTS, Grade.WRONG, Grade.ROUGH
+GOOD, WRONG, ROUGH = Grade.GOOD, Grade.WRONG, Grade.ROUGH
 
 
 @every(
@@ -99,9 +96,8 @@ def test_a_training_ends_when_the_judge_finds_no_error():
     hook = WhenGood(lambda family: replace(LAYER, family=family), SCORE, 0)
     assert not hook.at_end
     assert hook(progress_of(LAYER.family))
-    far = WhenGood(lambda _: layer(1.0), SCORE, 0)
-    assert not far(progress_of(LAYER.family))
-    assert not WhenGood(lambda _: SimpleNamespace(), SCORE, 0)(progress_of(LAYER.family))
+    for other in (layer(1.0), SimpleNamespace()):
+        assert not WhenGood(lambda _, other=other: other, SCORE, 0)(progress_of(LAYER.family))
     v, wide = torch.full((10, 1), 10**-0.5).double(), layer(d=10)  # 88% as wide along v, 99% in a coordinate
     narrow = as_score(lambda x: -x - 0.3 * x @ v.to(x) @ v.to(x).mT, d=10)
     assert not WhenGood(lambda _: wide, narrow, 0)(progress_of(wide.family))
@@ -129,9 +125,8 @@ def test_units_are_named_where_points_and_scores_differ_by_many_orders():
     sd = np.array([1e-9, 1.0, 1e5])
     sampler = replace(LAYER, whitening=replace(LAYER.whitening, sd=sd))
     words = remedy_of(sampler, as_score(lambda x: -x / torch.as_tensor(sd).to(x) ** 2, d=D))
-    assert re.match(
-        r"the units of the target may differ too much, as scores .* in `x\[0\]` and .* in `x\[2\]` do", words
-    )
+    message = r"the units of the target may differ too much, as scores .* in `x\[0\]` and .* in `x\[2\]` do"
+    assert re.match(message, words)
     assert "units" not in remedy_of(sampler, as_score(lambda x: -x.sign(), d=D))  # its points have collapsed
 
 
@@ -151,9 +146,6 @@ def test_what_is_said_of_a_training_that_did_not_help():
         (departed, (1.0, 2.0), (3, 0), "coordinate 1 of the whitened draws at 0.50 times its standard deviation"),
     ):
         assert words in remark_of(watch(last, *values), *best)
-    for silent, best in (
-        (watch(fine, 1.0, 2.0), 7),
-        (watch(fine, 1.0), 0),
-        (watch(worse, 1.0, 2.0, keeps_best=False), 0),
-    ):
+    plain = watch(worse, 1.0, 2.0, keeps_best=False)
+    for silent, best in ((watch(fine, 1.0, 2.0), 7), (watch(fine, 1.0), 0), (plain, 0)):
         assert remark_of(silent, best, 0) is None

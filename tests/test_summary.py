@@ -167,12 +167,12 @@ def test_of_a_coordinate_in_which_a_fit_has_collapsed_no_error_is_known(d, note)
 FAR = from_log_prob(lambda x: -(x - 30).square().sum(-1) / 2, n_features=2)
 #: What is found at the end of a fit; a target, or none for that of chains of 30 features; what the table says.
 FOUND = [
-    (Grade.RELIABLE_WEIGHTS, FAR, "; or `target` is not what was fitted, for which it was good"),
+    (Grade.GOOD, FAR, "; or `target` is not what was fitted, for which it was good"),
     (Grade.WRONG, normal(2), "Draws of the fit are off, unlike this table: a reason; `refine"),
     (Grade.ROUGH, normal(2), "^$"),  # more draws than the fit had are reliable, and find nothing
-    (Grade.CHAINS_AGREE, normal(2), "^$"),
+    (Grade.GOOD, normal(2), "^$"),
     (Grade.ROUGH, None, "The fit was found to be rough: a reason; see"),
-    (Grade.CHAINS_AGREE, None, "^$"),
+    (Grade.GOOD, None, "^$"),
 ]
 
 
@@ -214,7 +214,11 @@ REFUSED = [
     ({"n_samples": 99}, ValueError, "n_samples == 99"),
     ({"n_samples": True}, TypeError, "n_samples"),
     ({"target": normal(3)}, ValueError, "the target has 3 features, expected 2 as in `fit`"),
-    ({"target": None}, TypeError, "`target` must be a Target or its score function"),
+    ({"target": None}, ValueError, "has kept no weighted draws: pass `target`, the one that it was fitted to"),
+    ({"target": None, "within": 0.1}, ValueError, "`within` asks for further draws, which need `target`"),
+    ({"target": 3}, TypeError, "`target` must be a Target or its score function"),
+    ({"within": 0}, ValueError, "within == 0"),
+    ({"max_score_calls": 20}, ValueError, "`max_score_calls` does not suffice for 100 weighted draws"),
     ({"target": normal(2, constrain=lambda X: [X])}, TypeError, "`constrain` of `target` returned a list"),
     ({"target": normal(2, constrain=lambda X: {"a": X.T})}, ValueError, r"returned shape \(2, \d+\) for 'a'"),
     ({"target": normal(2, constrain=lambda X: {"a": 1.0})}, ValueError, r"returned shape \(\) for 'a'"),
@@ -257,7 +261,7 @@ def test_a_table_is_aligned_and_has_all_in_its_frame():
     assert [line[:30].strip() for line in lines[1:4]] == ["a", "b", f"{long[:29]}…"]
     assert len({line.index(" ± ", 40) for line in lines[1:3]}) <= 2
     assert max(map(len, lines)) <= 100
-    words = r"1,000 weighted draws, effective sample size \d+, k-hat 0.\d\d; [\d,]+ score"
+    words = r"2,000 weighted draws, effective sample size [\d,]+, k-hat 0.\d\d; [\d,]+ score"
     assert re.search(words, " ".join(lines[4:]))
     frame = found.to_frame()
     assert isinstance(frame, pandas.DataFrame)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from approximators import gaussian_score, short_fits
 from joblib import parallel_config
+from members import every
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
@@ -51,8 +52,7 @@ def test_a_fit_whose_training_parameters_are_left_alone_is_its_good_start():
 
 
 def test_the_layers_of_a_hierarchy_are_trained_because_they_move_the_points_of_the_pilot(quiet):
-    assert fit(HKSIVIApproximator).n_iter_ == 3
-    assert fit(HKSIVIApproximator, train=False).n_iter_ == 0
+    assert (fit(HKSIVIApproximator).n_iter_, fit(HKSIVIApproximator, train=False).n_iter_) == (3, 0)
 
 
 def test_setting_a_training_parameter_trains(quiet, uncertified):
@@ -83,8 +83,8 @@ def test_a_training_with_low_effort_is_told(quiet, uncertified):
         fit(kernel="imq", whiten=Pilot(effort="low"))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "made"),
+@every(
+    "parameters, made",
     [
         ({}, "importance sampling"),
         ({"gradient_estimator": "vanilla"}, "kernel Stein discrepancy"),
@@ -93,7 +93,6 @@ def test_a_training_with_low_effort_is_told(quiet, uncertified):
         ({"whiten": None}, "path gradient"),
         ({"whiten": Pilot("diagonal", budget=20_000), "train": False}, "underdamped Langevin chains"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_fit_says_how_it_was_made(parameters, made, quiet):
     q = fit(**parameters, early_stopping=False)
@@ -136,9 +135,8 @@ def test_a_start_that_is_clearly_better_is_returned_with_a_warning(cls, whiten):
         q.fit(gaussian_score, n_features=2)
     assert (q.best_iter_, q.n_iter_, len(q.loss_curve_)) == (0, q.max_iter, q.max_iter)
     assert q.fitted_by_ in ("importance sampling", "batch and match", "given coordinates")
-    assert (
-        np.abs(q.sample(4000).std(axis=0) / np.sqrt([2.0, 0.5]) - 1).max() < 0.2
-    )  # the layers of an exact base are a little wide
+    wide = q.sample(4000).std(0) / np.sqrt([2.0, 0.5])  # the layers of an exact base are a little so
+    assert np.abs(wide - 1).max() < 0.2
 
 
 def test_nothing_is_said_of_a_training_that_is_good_though_its_start_was_better(quiet):
@@ -169,9 +167,8 @@ def test_the_grades_of_settings_that_train_differ(quiet):
     ids=["own", "ksd", "distance", "divergence"],
 )
 def test_a_search_over_what_does_nothing_is_told(scoring):
-    search = GridSearchCV(
-        KSIVIApproximator(random_state=0), {"max_iter": [10, 20]}, cv=Replicates(1), scoring=scoring, refit=False
-    )
+    options = {"cv": Replicates(1), "scoring": scoring, "refit": False}
+    search = GridSearchCV(KSIVIApproximator(random_state=0), {"max_iter": [10, 20]}, **options)
     with pytest.warns(UserWarning, match=r"is its start, by .* set train=True.* `max_iter` did not change"):
         search.fit(TARGET)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from approximators import short
-from members import every
+from members import every, refused
 from misbehaving import Misbehaving, raising
 from plain_targets import normal, normal_array, resolved, stan
 
@@ -33,8 +33,7 @@ def of_stan(theta):
     return -theta @ theta / 2, -theta
 
 
-STAN = from_bridgestan(stan(3, of_stan))
-FUNCTIONS = {"arrays": of_arrays, "tensors": of_tensors, "stan": STAN.score_fn}
+FUNCTIONS = {"arrays": of_arrays, "tensors": of_tensors, "stan": from_bridgestan(stan(3, of_stan)).score_fn}
 
 
 def by_threads(score_fn, n_jobs=2, **options):
@@ -48,8 +47,8 @@ def test_numbers_are_those_of_each_chunk_whatever_the_number_of_workers(name, ch
     at = x.numpy() if name == "arrays" else x
     parts = [torch.as_tensor(score_fn(at[k : k + chunk_size])) for k in range(0, 10, chunk_size)]
     for n_jobs in (1, 3):
-        s = resolved(by_threads(score_fn, n_jobs, chunk_size=chunk_size))(x)
-        assert s.equal(torch.cat(parts))
+        s = by_threads(score_fn, n_jobs, chunk_size=chunk_size).score_fn(at)
+        assert torch.as_tensor(s).equal(torch.cat(parts))
 
 
 def test_products_of_workers_are_differences():
@@ -64,8 +63,7 @@ def test_products_of_workers_are_differences():
 def test_a_chunk_that_takes_too_long_is_told():
     free, X = threading.Event(), normal_array(6, 3)
     stuck = by_threads(lambda X: free.wait(20) and -X, timeout=0.3)
-    with pytest.raises(TimeoutError, match=r"did not return within `timeout` = 0.3 s for a chunk of 1 rows; raise"):
-        stuck.score_fn(X)
+    refused(TimeoutError, r"did not return within `timeout` = 0.3 s for a chunk of 1 rows; raise", stuck.score_fn, X)
     free.set()
 
 
@@ -79,21 +77,19 @@ FAULTS = {
 @every("n_jobs", [1, 2])
 @every("score_fn, kind, message", FAULTS)
 def test_what_is_wrong_with_a_chunk_is_told_with_its_rows(score_fn, kind, message, n_jobs):
-    with pytest.raises(kind, match=message):
-        by_threads(score_fn, n_jobs, chunk_size=2).score_fn(normal_array(6, 3))
+    refused(kind, message, lambda: by_threads(score_fn, n_jobs, chunk_size=2).score_fn(normal_array(6, 3)))
 
 
-BAD = {
-    "n_jobs": (0, "`n_jobs` is 0, expected a number of workers"),
-    "chunk_size": (0, "chunk_size == 0, must be >= 1"),
-    "timeout": (0.0, "timeout == 0.0, must be >= 0.001"),
-}
+BAD = [
+    ({"n_jobs": 0}, "`n_jobs` is 0, expected a number of workers"),
+    ({"n_jobs": 2, "chunk_size": 0}, "chunk_size == 0, must be >= 1"),
+    ({"n_jobs": 2, "timeout": 0.0}, "timeout == 0.0, must be >= 0.001"),
+]
 
 
-def test_a_bad_parameter_is_named():
-    for name, (value, message) in BAD.items():
-        with pytest.raises((ValueError, TypeError), match=message):
-            from_score_fn(of_arrays, 3, **{"n_jobs": 2, name: value})
+@every("options, message", BAD)
+def test_a_bad_parameter_is_named(options, message):
+    refused(ValueError, message, lambda: from_score_fn(of_arrays, 3, **options))
 
 
 def test_a_lost_worker_at_the_first_call_is_not_taken_for_a_fault_of_the_function():

@@ -97,7 +97,7 @@ class AmortizedKSIVI(Nested):
     family_ : Module
         The fitted family.
     certificates_ : list of Certificate
-        Certificates at some held-out contexts, see `skksivi.certificate`, as many as the budget allowed.
+        Certificates at some held-out contexts, see `skksivi.importance_sample`, as many as the budget allowed.
     divergence_ : float
         Mean held-out divergence per feature between the Gaussians of the first stage and those at the modes, in nats;
         NaN if there are too few contexts.
@@ -434,7 +434,7 @@ class AmortizedKSIVI(Nested):
         Returns
         -------
         target : Target
-            For functions that take a target, such as `skksivi.diagnose` and `skksivi.certificate`, or another fit.
+            For functions that take a target, such as `skksivi.diagnose` and `skksivi.summary`, or another fit.
         """
         check_is_fitted(self)
         return self._target(self._one(context))

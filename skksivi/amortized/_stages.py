@@ -25,7 +25,8 @@ from skksivi.amortized._training import (
     split,
     start_mixture,
 )
-from skksivi.families import Certificate, cheap_certificate
+from skksivi.families import cheap_certificate
+from skksivi.judge import Certificate
 from skksivi.parameters import Adam
 from skksivi.score import BudgetError
 from skksivi.training import Objective, Reporter, minimise

@@ -61,9 +61,9 @@ class Check(NamedTuple):
     text : str
         The value in words, and its limit.
     verdict : str
-        "ok", "warn", or "not available: " and why.
+        "ok", "warn", "look", of what does not decide where weights are reliable, or "not available: " and why.
     remedy : str
-        What to do, in one sentence; empty unless the verdict is "warn".
+        What to do, in one sentence; empty unless the verdict is "warn" or "look".
 
     See Also
     --------

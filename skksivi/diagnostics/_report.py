@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -78,10 +79,8 @@ class Diagnosis:
         The Stein variances, with standard errors.
     losses : ndarray or None
         The `loss_curve_`.
-    stages : tuple of Stage
-        The `stages_` of the fit: score calls and seconds of each.
-    fitted_by : str
-        The `fitted_by_` of the fit, empty without one.
+    cost : str
+        What made the fit, from how many calls of each stage; empty where that is unknown.
 
     See Also
     --------
@@ -111,8 +110,7 @@ class Diagnosis:
     variances: np.ndarray = field(compare=False)
     variance_errors: np.ndarray = field(compare=False)
     losses: np.ndarray | None = field(default=None, compare=False)
-    stages: tuple[Stage, ...] = field(default=(), compare=False)
-    fitted_by: str = field(default="", compare=False)
+    cost: str = field(default="", compare=False)
 
     @property
     def ok(self) -> bool:
@@ -127,8 +125,10 @@ class Diagnosis:
     @property
     def summary(self) -> str:
         """How many checks are ok, not available and to look at, in words."""
-        ok, n = sum(check.verdict == "ok" for check in self.checks), len(self.checks)
-        return f"{ok} ok, {n - ok - len(self.warnings)} not available, {len(self.warnings)} to look at"
+        ok, look = (sum(check.verdict == verdict for check in self.checks) for verdict in ("ok", "look"))
+        n, wrong = len(self.checks), len(self.warnings)
+        beside = f", {look} to look at beside reliable weights" if look else ""
+        return f"{ok} ok, {n - ok - look - wrong} not available, {wrong} wrong{beside}"
 
     def __getitem__(self, name: str) -> Check:
         for check in self.checks:
@@ -139,14 +139,6 @@ class Diagnosis:
     def _head(self) -> str:
         n, d = self.X.shape
         return f"{self.estimator}, {n} draws of {d} features: {self.summary}"
-
-    def _cost(self) -> str:
-        """Say what made the fit, from how many calls of each stage; nothing where that is unknown."""
-        if not self.stages:
-            return ""
-        made = f"by {self.fitted_by}, " if self.fitted_by else ""
-        text = f"{made}from {sum(stage.n_calls for stage in self.stages):,} score calls: "
-        return text + ", ".join(f"{s.name} {s.n_calls:,}" for s in self.stages)
 
     def _note(self) -> str:
         is_needed = self.modes.max(initial=0) > 0 or self["modes"].verdict == "warn"
@@ -160,7 +152,7 @@ class Diagnosis:
     def __str__(self) -> str:
         width, indent = 80, " " * 25
         lines = [self._head()]
-        lines += textwrap.wrap(self._cost(), width, initial_indent="  ", subsequent_indent="    ")
+        lines += textwrap.wrap(self.cost, width, initial_indent="  ", subsequent_indent="    ")
         for name, mark, text, remedy in self._rows():
             lines += textwrap.wrap(f"  {mark:<5} {name:<16} {text}", width, subsequent_indent=indent)
             lines += textwrap.wrap(remedy, width, initial_indent=indent, subsequent_indent=indent)
@@ -169,7 +161,7 @@ class Diagnosis:
 
     def _repr_html_(self) -> str:
         """Return the same as a table of HTML."""
-        below = ". ".join(filter(None, [self._note().rstrip("."), self._cost()]))
+        below = ". ".join(filter(None, [self._note().rstrip("."), self.cost]))
         head = ("check", "", "found", "to do")
         return html_table(self._rows(), head=head, above=self._head(), below=below, align="left")
 
@@ -222,7 +214,11 @@ def draw_report(report: Diagnosis, axes: np.ndarray | None = None) -> Figure:
 def _plot_checks(report: Diagnosis, ax: Axes) -> None:
     """List the checks, those that fail in colour."""
     n = len(report.checks)
-    styles = {"ok": ("\u2713", REFERENCE_COLOUR, "normal"), "warn": ("\u2717", WARNING_COLOUR, "bold")}
+    styles = {
+        "ok": ("\u2713", REFERENCE_COLOUR, "normal"),
+        "look": ("?", REFERENCE_COLOUR, "normal"),
+        "warn": ("\u2717", WARNING_COLOUR, "bold"),
+    }
     for k, check in enumerate(report.checks):
         mark, colour, weight = styles.get(check.verdict, ("\u2013", FAINT, "normal"))
         at = 1 - (k + 0.5) / n
@@ -323,10 +319,9 @@ def diagnose(
         the integral of the score along lines.
     "errors"
         How far a mean, standard deviation, 5% or 95% quantile read off the draws is from the posterior's, by these
-        weights: the largest error in units of what is allowed, which is 0.1 standard deviations of a mean or quantile
-        and 10% of a standard deviation. Warns if one is exceeded by more than a standard error, two of a quantile.
-        Includes the parameters of a model in its own units. Needs reliable weights and standard errors within what is
-        allowed.
+        weights: the largest error plus two standard errors, see `skksivi.judge.Verdict`. Warns if one is wrong.
+        Includes the parameters of a model in its own units. Needs reliable weights. Then this line decides, with
+        those on tails and modes, and what the others see is "look" in the place of "warn".
     "outliers"
         The share of draws in regions where the target has hardly any mass: those whose whitened score
         :math:`\|L^\top s(x)\|` is longer than 99.9% of those found where Metropolis-adjusted Langevin chains, which
@@ -398,7 +393,7 @@ def diagnose(
     See Also
     --------
     refine : A fit that draws by the weights.
-    certificate : An estimate of the divergence from the target.
+    importance_sample : Weighted draws, and the divergence from the target.
     modes : The modes of a fit and their weights.
     skksivi.calibration.sbc : Simulation-based calibration.
 
@@ -454,7 +449,7 @@ def _report(view: View) -> Diagnosis:
     geometry, modes = geometry_and_modes(view)
     moments = stein_moments(view.x[view.finite], view.s[view.finite], geometry.cells)
     d = view.x.shape[1]
-    checks = (
+    checks: tuple[Check, ...] = (
         guarded("KSD", check_ksd, view),
         *(
             Check(name, math.nan, "", missing) if sample is None else guarded(name, check, view, sample)
@@ -468,6 +463,8 @@ def _report(view: View) -> Diagnosis:
         guarded("Stein means", check_means, view, moments),
         guarded("Stein variances", check_variances, view, moments),
     )
+    if any(check.name == "errors" and check.verdict in ("ok", "warn") for check in checks):
+        checks = tuple(map(_beside_weights, checks))
     return Diagnosis(
         view.name,
         checks,
@@ -479,9 +476,22 @@ def _report(view: View) -> Diagnosis:
         variances=as_array(moments.variance[:d]),
         variance_errors=as_array(moments.variance_se[:d]),
         losses=view.report.get("loss_curve_"),
-        stages=tuple(view.report["stages_"]),
-        fitted_by=view.report.get("fitted_by_", ""),
+        cost=_cost(view.report.get("fitted_by_", ""), view.report["stages_"]),
     )
+
+
+def _cost(made_by: str, stages: Sequence[Stage]) -> str:
+    """Say what made a fit, from how many calls of each stage; nothing where that is unknown."""
+    if not stages:
+        return ""
+    total = f"{f'by {made_by}, ' if made_by else ''}from {sum(stage.n_calls for stage in stages):,} score calls: "
+    return total + ", ".join(f"{stage.name} {stage.n_calls:,}" for stage in stages)
+
+
+def _beside_weights(check: Check) -> Check:
+    """Return a check as it counts where reliable weights have judged the errors: it says what it sees."""
+    decides = check.name in ("weights", "errors", "modes", "tails")
+    return check if decides or check.verdict != "warn" else check._replace(verdict="look")
 
 
 def _n_draws(sampler: Sampler, n: int) -> int:

@@ -148,9 +148,11 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     fitted_by_ : str
         What made the draws: "kernel Stein discrepancy" or "path gradient" after a training, otherwise what found the
         start, such as "importance sampling".
+    weighted_draws_ : WeightedDraws or None
+        Draws with importance weights, see `KSIVIApproximator`. The density takes 20,000 further values of the score
+        per layer, so that there are none if the training took fewer than a million.
     certificate_ : Certificate or None
-        How far the draws are from the target, see `skksivi.certificate`. The density takes 20,000 further values of
-        the score per layer, so the certificate is None if the training took fewer than a million.
+        How far the draws are from the target, by these.
     verdict_ : Verdict or None
         How far means, standard deviations and quantiles may be from the posterior's, see `KSIVIApproximator`; without
         a certificate by Stein's identities.

@@ -13,23 +13,23 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import torch
+from scipy.stats import norm
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
-from skksivi._utils.monte_carlo import pareto_smoothed, systematic_rows
 from skksivi.coordinates._affine import Affine, Identity
 from skksivi.coordinates._whitening import LONG_CHAINS, Whitening, n_looks
 from skksivi.families._derived import knows_density
 from skksivi.families._samplers import Layer, Layers, Sampler
-from skksivi.families._weights import ImportanceSample, cost_of_weights, weighted_draws
-from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, WeightedRows, words_of
+from skksivi.families._weights import cost_of_weights, weighted_draws, with_parameters
+from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, WeightedDraws, monotone_in, words_of
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
 from skksivi.score._score import Score
+from skksivi.score._tally import BudgetError
 from skksivi.stein._discrepancy import (
     MOST_CALLS,
     N_SCORES,
-    agree,
     first_difference,
     stein_shift,
     stein_variances,
@@ -40,16 +40,22 @@ from skksivi.training._run import Fit
 #: Levels of the quantiles that are judged.
 LEVELS = np.array([0.05, 0.95])
 
+#: Calls that a verdict may take to know numbers within their limit, however few the fit has taken.
+MOST_CHECKED = 4096
+
+#: Draws by whose scores Stein's identities tell a fit that is far off after a long training.
+N_STEIN = 4000
+
 
 class Judged(NamedTuple):
     """A verdict, and the weighted draws behind it, None where they are not known."""
 
     verdict: Verdict
-    sample: ImportanceSample | None
+    draws: WeightedDraws | None = None
 
 
 def judged(fit: Fit, score: Score, seed: int, n_values: int, most: int | None = None) -> tuple[Fit, Judged]:
-    """Return a fit with its verdict and its certificate, which is None if that would be expensive.
+    """Return a fit with its verdict, the draws behind it and its certificate, which is None if that is expensive.
 
     Parameters
     ----------
@@ -63,51 +69,79 @@ def judged(fit: Fit, score: Score, seed: int, n_values: int, most: int | None = 
     """
     score.tally.begin("certificate")
     found = judge(fit.sampler, score, seed, n_values, most)
-    if not found.verdict.good:
-        refines = found.sample is not None and found.sample.trusted and found.verdict.errors is not None
-        remedy = remedy_of(fit.sampler, score, refines=refines)
-        found = found._replace(verdict=replace(found.verdict, remedy=remedy))
-    certificate = None if found.sample is None else found.sample.finite_certificate()
-    return fit._replace(report={**fit.report, "certificate_": certificate, "verdict_": found.verdict}), found
+    certificate = None if found.draws is None else found.draws.finite_certificate()
+    own = {"weighted_draws_": found.draws, "certificate_": certificate, "verdict_": found.verdict}
+    return fit._replace(report={**fit.report, **own}), found
 
 
 @torch.no_grad()
 def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: int | None = None) -> Judged:
-    """Judge a fit by its sampler, see `judged`."""
-    sample, verdict = None, Verdict(Grade.ROUGH, "the fit has no density")
+    """Judge a fit by its sampler, see `judged`. What fails in the judge itself is no verdict, and it is said."""
     if not isinstance(sampler, Layer | Layers):
-        return Judged(verdict, None)
-    # else the density costs little beside the training
-    costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < 1_000_000
-    spent, is_scarce = score.tally.total, score.tally.is_scarce
-    V = None if costly or is_scarce else _suspects(sampler, score, seed)
-    before, has_fault = score.tally.total, score.tally.fault is not None  # such as noise, which no draws lower
+        return Judged(Verdict(Grade.ROUGH, "the fit has no density"))
+    try:
+        found = _judge(sampler, score, seed, n_values, most)
+        if found.verdict.good:
+            return found
+        refines = found.draws is not None and found.draws.trusted and found.verdict.errors is not None
+        return found._replace(verdict=replace(found.verdict, remedy=remedy_of(sampler, score, refines=refines)))
+    except Exception as error:
+        if error is score.tally.raised or isinstance(error, (BudgetError, ConnectionError, TimeoutError)):
+            raise
+        reason = f"it could not be judged: {type(error).__name__}: {error}"
+        return Judged(Verdict(Grade.UNKNOWN, reason, "check the fit by `skksivi.diagnose`, and report this error"))
+
+
+def _judge(sampler: Layer | Layers, score: Score, seed: int, n_values: int, most: int | None) -> Judged:
+    """Ask in the order of cost: Stein's identities, if the scores for these are few beside those of a training;
+    weights; what needs none.
+    """
+    is_long = isinstance(sampler, Layer) and n_values > 10 * N_STEIN
+    if is_long and (words := _contradiction(sampler, score, seed, N_STEIN)) is not None:
+        return Judged(Verdict(Grade.WRONG, words, by="identities"))
+    found = _by_weights(sampler, score, seed, n_values)
+    verdict = found.verdict
+    if verdict.good and (reason := _of_search(sampler.whitening)) is not None:
+        return found._replace(verdict=replace(verdict, grade=Grade.ROUGH, reason=reason))
     # of the many numbers of many features some seem wrong by chance, which chains that know them tell
-    by_chains = sampler.n_features >= MANY_FEATURES and sampler.whitening.mean_se is not None
-    # more draws where fewer leave a doubt, up to 4,096
-    times = (1,) if has_fault else (1, 2) if is_scarce else (1, 2, 4, 8, 16, 32)[: 5 + (score.log_prob is None)]
+    is_wrong = verdict.grade == Grade.WRONG and not _knows_many(sampler)
+    if score.tally.is_scarce or verdict.good or is_wrong:
+        return found
+    return found._replace(verdict=_without_weights(sampler, score, seed, verdict, most))
+
+
+def _knows_many(sampler: Layer | Layers) -> bool:
+    return sampler.n_features >= MANY_FEATURES and sampler.whitening.mean_se is not None
+
+
+def _by_weights(sampler: Layer | Layers, score: Score, seed: int, n_values: int) -> Judged:
+    """Judge a fit by weighted draws, more where fewer leave a doubt, up to 32 times as many."""
+    tally, found = score.tally, Judged(Verdict(Grade.ROUGH, "the weights of its draws are not known"))
+    # else the density costs little beside the training
+    if isinstance(sampler, Layers) and sampler.family.n_layers * n_values < 1_000_000:
+        return found
+    spent, is_scarce, before = tally.total, tally.is_scarce, tally.total
 
     def is_too_dear() -> bool:
-        return is_scarce and cost_of_weights(sampler, score) > (score.tally.left or 0)
+        return is_scarce and cost_of_weights(sampler, score) / 2 > (tally.left or 0)
 
-    times = () if costly or is_too_dear() else times
-    for n, sample in zip(times, weighted_draws(sampler, score.double, seed ^ 1, times), strict=False):
-        verdict = of_weights(sample, score, sampler.whitening, V)
-        most_spent = spent if _is_doubtful(verdict, sample) else spent / 10
-        is_spent = n >= 4 and score.tally.total - before > most_spent
-        has_many = sampler.n_features >= MANY_FEATURES  # which more draws hardly help
-        is_vain = by_chains and sampler.whitening.converged and n >= 2 and not sample.trusted
-        is_last = is_spent or is_vain or is_too_dear() or (n == 16 and (verdict.good or has_many))
-        if is_last or not _is_open(verdict, sample):
-            break
-    if is_scarce and sample is None:
+    if is_too_dear():
         reason = "the calls of the score that are left do not suffice for weighted draws"
-        return Judged(Verdict(Grade.ROUGH, reason), None)
-    if verdict.good and (reason := _of_search(sampler.whitening)) is not None:
-        return Judged(replace(verdict, grade=Grade.ROUGH, reason=reason), sample)
-    if is_scarce or verdict.good or (verdict.grade == Grade.WRONG and not by_chains):
-        return Judged(verdict, sample)
-    return Judged(_without_weights(sampler, score, seed, verdict, most), sample)
+        return Judged(Verdict(Grade.ROUGH, reason))
+    V = None if is_scarce else _suspects(sampler, score, seed)
+    # a fault, such as noise, no draws lower
+    has_many = sampler.n_features >= MANY_FEATURES  # which more draws hardly help
+    times = (1,) if tally.fault is not None else (0.5, 0.75, 1, 1.5, 2) if is_scarce else (1, 2, 4, 8, 16, 32)
+    for n, draws in zip(times, weighted_draws(sampler, score.double, seed ^ 1, times), strict=False):
+        verdict = of_weights(draws, score, sampler.whitening, V)
+        found = Judged(verdict, draws)
+        most_spent = max(spent, MOST_CHECKED) if _is_doubtful(verdict, draws) else spent / 10
+        is_spent = n >= 4 and tally.total - before > most_spent
+        is_vain = _knows_many(sampler) and sampler.whitening.converged and n >= 2 and not draws.trusted
+        is_last = is_spent or is_vain or (n == 16 and (verdict.good or has_many))
+        if is_last or not is_open(verdict, draws):
+            break
+    return found
 
 
 def _of_search(whitening: Whitening) -> str | None:
@@ -127,7 +161,7 @@ def _of_search(whitening: Whitening) -> str | None:
     )
 
 
-def _is_open(verdict: Verdict, sample: ImportanceSample) -> bool:
+def is_open(verdict: Verdict, sample: WeightedDraws) -> bool:
     """Tell whether more draws may change a verdict: an error is near its limit, or not known within it, or some draws
     have mass where the fit hardly has any.
     """
@@ -146,15 +180,15 @@ def _is_beyond(errors: Errors) -> bool:
     return errors.worst(THRESHOLDS.n_se / 2).excess > 1
 
 
-def _is_doubtful(verdict: Verdict, sample: ImportanceSample) -> bool:
+def _is_doubtful(verdict: Verdict, draws: WeightedDraws) -> bool:
     """Tell whether a verdict is good although an error seems to be beyond its limit, wrong by a little, or rough only
     since the numbers are not known well enough.
     """
     if verdict.good:
         return verdict.errors is not None and _is_beyond(verdict.errors)
     if verdict.grade == Grade.WRONG and verdict.errors is not None:  # a training takes more than draws that tell
-        return sample.X.shape[1] < MANY_FEATURES and verdict.errors.worst(THRESHOLDS.n_se).excess < 2
-    return verdict.grade == Grade.ROUGH and sample.trusted
+        return draws.X.shape[1] < MANY_FEATURES and verdict.errors.worst(THRESHOLDS.n_se).excess < 2
+    return verdict.grade == Grade.ROUGH and draws.trusted
 
 
 @torch.no_grad()
@@ -162,9 +196,9 @@ def surely_good(sampler: Sampler, score: Score, seed: int) -> bool:
     """Tell whether some weighted draws find no error near its limit, and know all within theirs."""
     if not isinstance(sampler, Layer):
         return False
-    for sample in weighted_draws(sampler, score.double, seed ^ 1):
-        verdict = of_weights(sample, score, sampler.whitening, _suspects(sampler, score, seed))
-        return verdict.good and not _is_open(verdict, sample)
+    for draws in weighted_draws(sampler, score.double, seed ^ 1):
+        verdict = of_weights(draws, score, sampler.whitening, _suspects(sampler, score, seed))
+        return verdict.good and not is_open(verdict, draws)
     return False
 
 
@@ -177,88 +211,80 @@ def _suspects(sampler: Layer | Layers, score: Score, seed: int) -> Tensor | None
 
 
 def of_weights(
-    sample: ImportanceSample, score: Score, whitening: Whitening | Affine | None = None, V: Tensor | None = None
+    draws: WeightedDraws, score: Score, whitening: Whitening | Affine | None = None, V: Tensor | None = None
 ) -> Verdict:
-    """Judge a fit by its weighted draws, in the coordinates of the target, along directions V (d, k) of whitened
-    ones, and in the parameters of its model.
+    """Judge a fit by its weighted draws, in the parameters of its model and, unless some coordinates show in none, in
+    the coordinates and along directions V (d, k) of whitened ones.
     """
-    n, reliable = len(sample.weights), sample.trusted
     reason = (
-        f"the effective sample size of {n} weighted draws is {sample.share * n:.0f}, k-hat {sample.k:.2f}, and "
-        f"{sample.lost:.0%} of the mass is where the fit has less than a tenth of the density"
+        f"the effective sample size of {len(draws.weights)} weighted draws is {draws.effective:.0f}, k-hat "
+        f"{draws.k:.2f}, and {draws.lost:.0%} of the mass is where the fit has less than a tenth of the density"
     )
-    if not reliable and sample.X.shape[1] >= MANY_FEATURES:
+    if not draws.trusted and draws.X.shape[1] >= MANY_FEATURES:
         return Verdict(Grade.ROUGH, reason)
-    columns, names = [(sample.X, sample.draws)], [score.label(i) for i in range(score.n_features)]
-    if whitening is not None and V is not None and V.shape[1]:
-        along = [whitening.whiten(torch.as_tensor(X).to(V)) @ V for X in columns[0]]
+    names, f, g = _parameters(draws, score)
+    shows = f is draws.X or {*range(draws.X.shape[1])} <= {*monotone_in(draws.draws, g).tolist()}
+    columns, labels = [(f, g)], [f"`{name}`" for name in names]
+    if f is not draws.X and shows:
+        columns.append((draws.X, draws.draws))
+        labels += [score.label(i) for i in range(score.n_features)]
+    if whitening is not None and V is not None and V.shape[1] and shows:
+        along = [whitening.whiten(torch.as_tensor(X).to(V)) @ V for X in (draws.X, draws.draws)]
         columns.append((as_array(along[0]), as_array(along[1])))
-        names += [_direction(torch.as_tensor(sample.draws).to(V), a, score) for a in along[1].mT]
-    if (own := _own_parameters(score, sample)) is not None:
-        columns.append(own[:2])
-        names += own[2]
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # of constants
-        found = [_errors(sample.rows, f, g) for f, g in columns]
+        labels += [_direction(torch.as_tensor(draws.draws).to(V), a, score) for a in along[1].mT]
+    with np.errstate(all="ignore"):  # of constants
+        found = [_errors(draws, *pair) for pair in columns]
     errors = Errors(*(np.concatenate(parts, -1) for parts in zip(*found, strict=True)))
-    words = words_of(errors.worst(0), names.__getitem__)
-    if reliable and (worst := errors.worst(THRESHOLDS.n_se)).excess > 1:
-        return Verdict(Grade.WRONG, words_of(worst, names.__getitem__), errors=errors)
-    if reliable and errors.se <= THRESHOLDS.most_se:
-        return Verdict(Grade.RELIABLE_WEIGHTS, words, errors=errors)
-    if reliable:
-        reason = f"by weighted draws, standard errors are up to {errors.se:.1f} times what a number may be off"
+    if draws.trusted:
+        return Verdict.of(errors, labels.__getitem__, "weights")
+    words = words_of(errors.worst(0), labels.__getitem__)
     return Verdict(Grade.ROUGH, f"{reason}; as far as these tell, {words}", errors=errors)
 
 
-def _errors(rows: WeightedRows, f: np.ndarray, g: np.ndarray) -> Errors:
+def _parameters(draws: WeightedDraws, score: Score) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Return the names of parameters, and their values at weighted draws and at other draws; the coordinates where a
+    model has none, many more, or cannot be evaluated. A parameter that is constant, or not finite at a draw of
+    weight, is left out.
+    """
+    coordinates = [score.label(i).strip("`") for i in range(score.n_features)], draws.X, draws.draws
+    try:
+        draws = with_parameters(draws, score)
+    except Exception as error:
+        if error is score.tally.raised or isinstance(error, (TypeError, ValueError)):
+            return coordinates
+        raise
+    f, g = draws.parameters, draws.parameters_of_draws
+    if f is None or g is None or len(draws.names) > 2 * score.n_features + 100:  # predictions of rows are among them
+        return coordinates
+    moves = np.isfinite(f).all(0) & np.isfinite(g).all(0) & (g.std(0) > 0)
+    return (
+        ([name for name, kept in zip(draws.names, moves, strict=True) if kept], f[:, moves], g[:, moves])
+        if (moves.any())
+        else coordinates
+    )
+
+
+def _errors(draws: WeightedDraws, f: np.ndarray, g: np.ndarray) -> Errors:
     """Return the errors of the numbers of draws g (m, k), given values f (n, k) of weighted draws.
 
-    Tails may be so heavy that there is no standard deviation to be known; then quantiles and tails decide.
+    A posterior may have no mean or no standard deviation: where these are not known, and their own noise may have no
+    bound, they are not assessed, and quantiles count by their levels, as many sd as these are of a Gaussian.
     """
-    found = Errors.less_fit(Numbers.of_draws(g, LEVELS), rows._replace(less=1.0).numbers(f, g, LEVELS))
+    found = Errors.less_fit(Numbers.of_draws(g, LEVELS), draws.numbers(f, g, LEVELS, less=1.0))
     low, high = np.quantile(g, [THRESHOLDS.tail, 1 - THRESHOLDS.tail], axis=0)
-    sides = [rows.means(x.astype(float), y.astype(float)) for x, y in ((f < low, g < low), (f > high, g > high))]
+    sides = [draws.shares(x, y)[:2] for x, y in ((f < low, g < low), (f > high, g > high))]
     beyond, beyond_se = (np.array(parts) for parts in zip(*sides, strict=True))
-    k = _tails(g)
-    # the standard error of a mean is infinite for k from a half on, and that of an sd from a quarter on; but where
-    # the draws alone have such a tail, which the posterior has not, their sd is too large
-    has_mean, has_sd = k < 0.45, (k < 0.3) | (_tails(f[systematic_rows(rows.w, len(f))]) < 0.2)
-    return found._replace(
-        mean=has_mean * found.mean,
-        mean_se=has_mean * found.mean_se,
-        sd=has_sd * found.sd,
-        sd_se=has_sd * found.sd_se,
-        beyond=beyond,
-        beyond_se=beyond_se,
-    )
-
-
-def _tails(g: np.ndarray) -> np.ndarray:
-    """Return the shapes k (d,) of the tails of draws g (n, d)."""
-    away = np.log(np.maximum(np.abs(g - np.median(g, 0)), np.finfo(np.float64).tiny))
-    return np.array([pareto_smoothed(column)[1] for column in away.T])
-
-
-def _own_parameters(score: Score, sample: ImportanceSample) -> tuple[np.ndarray, np.ndarray, list[str]] | None:
-    """Return the parameters of a model at weighted draws and at other draws, as columns, and their names."""
-    if score.constrain is None:
-        return None
-    try:
-        found = [score.constrain(X) for X in (sample.X, sample.draws)]
-    except Exception:  # a fit is not to fail by this, whatever a model may raise
-        return None
-    names = [
-        f"`{name}{list(map(int, i)) if i else ''}`" for name, a in found[0].items() for i in np.ndindex(a.shape[1:])
-    ]
-    if not 0 < len(names) <= 2 * score.n_features + 100:  # else predictions of rows are among them
-        return None
-    f, g = (
-        np.concatenate([np.asarray(a, np.float64).reshape(len(a), -1) for a in each.values()], 1) for each in found
-    )
-    moves = np.isfinite(f).all(0) & np.isfinite(g).all(0) & (g.std(0) > 0)
-    if not moves.any():
-        return None
-    return f[:, moves], g[:, moves], [name for name, kept in zip(names, moves, strict=True) if kept]
+    heavy = np.maximum(found.sd_se, found.mean_se) > THRESHOLDS.sd
+    heavy[heavy] = ~draws.knows_variance(f[:, heavy])
+    if heavy.any():
+        nothing = np.where(heavy, math.nan, 0.0)
+        at = np.quantile(g[:, heavy], LEVELS, axis=0)
+        levels, se = zip(*(draws.shares(f[:, heavy] <= q, g[:, heavy] <= q, less=1.0)[:2] for q in at), strict=True)
+        unit = norm.pdf(norm.ppf(LEVELS))[:, None]
+        found.quantiles[:, heavy] = (np.array(levels) - LEVELS[:, None]) / unit
+        found.quantiles_se[:, heavy] = np.array(se) / unit
+        found = found._replace(mean=found.mean + nothing, sd=found.sd + nothing)
+    return found._replace(beyond=beyond, beyond_se=beyond_se)
 
 
 def _direction(x: Tensor, a: Tensor, score: Score) -> str:
@@ -277,54 +303,76 @@ def _without_weights(
     sampler: Layer | Layers, score: Score, seed: int, by_weights: Verdict, most: int | None
 ) -> Verdict:
     """Judge a fit by chains that agree and by lines along directions; by Stein's identities where there are none."""
-    whitening, d = sampler.whitening, sampler.n_features
-    generator = torch.Generator(score.device).manual_seed(seed ^ 5)
-    x = sampler.sample(1000, generator).double()
-    s = score.double(x)
-    if not s.isfinite().all():
-        return Verdict(
-            Grade.WRONG, f"the score is not finite at {int((~s.isfinite().all(1)).sum())} of {len(x)} draws"
-        )
-    chains = _of_chains(x, whitening)
-    if (words := contradiction(x, s, score, chains)) is not None:
-        return Verdict(Grade.WRONG, words, errors=by_weights.errors)
+    d = sampler.n_features
+    x, s = _scored(sampler, score, seed, 1000)
+    chains = _of_chains(sampler, seed)
+    if (words := _contradiction_of(x, s, score, chains)) is not None:
+        errors = by_weights.errors or (_of_identities(x, s) if s.isfinite().all() else None)
+        return Verdict(Grade.WRONG, words, errors=errors, by="identities")
     if d < MANY_FEATURES and by_weights.errors is not None:
         return by_weights
     found = _difference(sampler, score, most)
     if found is not None:
-        return Verdict(Grade.WRONG, f"the draws are wrong along {found}")
+        return Verdict(Grade.WRONG, f"the draws are wrong along {found}", by="identities")
     if chains is not None and d >= MANY_FEATURES:
-        worst = chains.worst(THRESHOLDS.n_se)
-        is_known = whitening.converged or has_small_errors(d, whitening.error)
-        grade = Grade.WRONG if worst.excess > 1 else Grade.CHAINS_AGREE if is_known else Grade.ROUGH
-        reason = words_of(worst, score.label) if Grade.WRONG in (grade, by_weights.grade) else by_weights.reason
-        if grade == Grade.ROUGH:
-            reason += f"; by chains, {words_of(chains.worst(0), score.label)}"
-        return Verdict(grade, reason, errors=chains)
-    if isinstance(sampler, Layers) and agree(x, s):
-        return Verdict(Grade.CHAINS_AGREE, "Stein's identities hold")
-    if whitening.converged:
-        return Verdict(Grade.CHAINS_AGREE, "the points of the fit are good enough")
-    return by_weights
+        verdict = Verdict.of(chains, score.label, "chains")
+        if not verdict.good and by_weights.grade != Grade.WRONG:
+            verdict = replace(verdict, reason=f"{by_weights.reason}; by chains, {verdict.reason}")
+        is_known = sampler.whitening.converged or has_small_errors(d, sampler.whitening.error)
+        return verdict if is_known or not verdict.good else replace(verdict, grade=Grade.ROUGH)
+    if by_weights.errors is not None:
+        return by_weights
+    verdict = Verdict.of(_of_identities(x, s), score.label, "identities")
+    if verdict.good or isinstance(sampler, Layers):
+        return verdict
+    more = (torch.cat(pair) for pair in zip((x, s), _scored(sampler, score, seed ^ 8, 4 * N_STEIN), strict=True))
+    return Verdict.of(_of_identities(*more), score.label, "identities")
 
 
-def _of_chains(x: Tensor, whitening: Whitening) -> Errors | None:
-    """Return the errors of draws x (n, d), given the moments that chains have found; None without chains."""
+def _scored(sampler: Layer | Layers, score: Score, seed: int, n: int) -> tuple[Tensor, Tensor]:
+    """Return n draws of a fit with their scores, (n, d)."""
+    x = sampler.sample(n, torch.Generator(score.device).manual_seed(seed ^ 5)).double()
+    return x, score.double(x)
+
+
+def _of_identities(x: Tensor, s: Tensor) -> Errors:
+    """Return the errors of draws x (n, d) with scores s by Stein's identities, which know no quantiles.
+
+    A mean is off by the covariance times the mean score, and the square of a scale is the Stein variance.
+    """
+    n, centred, sd = len(x), x - x.mean(0), x.std(0)
+    terms = s @ (centred.mT @ centred / n) / sd
+    v, v_se = stein_variances(x, s)
+    unknown = np.full((2, x.shape[1]), math.nan)
+    root = v.clamp_min(torch.finfo(v.dtype).tiny).sqrt()
+    mean, mean_se = as_array(-terms.mean(0)), as_array(terms.std(0) / math.sqrt(n))
+    return Errors(mean, mean_se, as_array(root.log()), as_array(v_se / (2 * root.square())), unknown, unknown)
+
+
+def _of_chains(sampler: Layer | Layers, seed: int) -> Errors | None:
+    """Return the errors of a fit, given the moments that chains have found, which know no quantiles; None without
+    chains.
+    """
+    whitening = sampler.whitening
     if whitening.mean is None or whitening.sd is None or whitening.mean_se is None:
         return None
-    fit = Numbers.of_draws(as_array(x), LEVELS)
-    tiny = np.finfo(np.float64).tiny
-    unit, se = np.maximum(whitening.sd, tiny), whitening.mean_se / np.maximum(whitening.sd, tiny)
-    nothing, large = np.zeros_like(fit.quantiles), np.broadcast_to(se, fit.quantiles.shape)
-    has_sd = _tails(as_array(x)) < 0.3  # else it is known neither by the draws nor by chains, see `_errors`
-    return Errors(
-        (fit.mean - whitening.mean) / unit,
-        np.hypot(se, fit.mean_se / unit),
-        has_sd * np.log(np.maximum(fit.sd, tiny) / unit),
-        has_sd * np.hypot(se, fit.sd_se / unit),
-        nothing,
-        large,
-    )
+    n = 1000 if isinstance(sampler, Layers) else 20_000
+    g = as_array(sampler.sample(n, torch.Generator(whitening.map.m.device).manual_seed(seed ^ 4)).double())
+    fit, unit = Numbers.of_draws(g, LEVELS), np.maximum(whitening.sd, np.finfo(np.float64).tiny)
+    se, unknown = whitening.mean_se / unit, np.full_like(fit.quantiles, math.nan)
+    posterior = Numbers(whitening.mean, unit, unknown, whitening.mean_se, unit * se, unknown)
+    return Errors.between(fit, posterior)
+
+
+def _contradiction(sampler: Layer | Layers, score: Score, seed: int, n: int) -> str | None:
+    """Say where n draws of a fit contradict Stein's identities by far."""
+    return _contradiction_of(*_scored(sampler, score, seed, n), score, _of_chains(sampler, seed))
+
+
+def _contradiction_of(x: Tensor, s: Tensor, score: Score, chains: Errors | None) -> str | None:
+    if not s.isfinite().all():
+        return f"the score is not finite at {int((~s.isfinite().all(1)).sum())} of {len(x)} draws"
+    return contradiction(x, s, score, chains)
 
 
 def contradiction(x: Tensor, s: Tensor, score: Score, chains: Errors | None = None) -> str | None:
@@ -410,6 +458,8 @@ def _more(whitening: object) -> str:
 def remedy_of(sampler: Sampler, score_fn: Score, *, refines: bool = False) -> str:
     """Return the advice for a poor fit, depending on what is known of it and how its coordinates were found."""
     whitening = sampler.attributes()["whitening_"]
+    if score_fn.tally.is_frugal and score_fn.log_prob is None:
+        return "give the target a `log_prob` beside its score, or raise the `effort` of whiten=Pilot(...)"
     if isinstance(whitening, Whitening) and whitening.sd is not None:
         first = _first_remedy(sampler, whitening.sd, score_fn, is_rough=whitening.is_rough)
         refines = refines and knows_density(sampler)
@@ -440,7 +490,7 @@ def better(trained: Fit, before: Fit) -> Fit:
     ):
         return trained
     # what a fit that is returned keeps, whatever was tried after it
-    own = ("certificate_", "verdict_", "fitted_by_", "best_iter_", "score_checksum_")
+    own = ("weighted_draws_", "certificate_", "verdict_", "fitted_by_", "best_iter_", "score_checksum_")
     report = {**trained.report, **{name: before.report[name] for name in own}}
     remark = (
         f"The training did not improve on its start, which is returned. At its end {new.reason}; at its start "
@@ -451,7 +501,10 @@ def better(trained: Fit, before: Fit) -> Fit:
 
 
 def is_better(a: Verdict, b: Verdict) -> bool:
-    """Tell whether a verdict is better than another: by whether it is good, then by the worst error, if known."""
-    if a.good != b.good or a.errors is None or b.errors is None:
+    """Tell whether a verdict is better than another: by whether it is good, then by the worst error, then by whether
+    that is known.
+    """
+    if a.good != b.good or (a.errors is None and b.errors is None):
         return a.grade > b.grade
-    return a.errors.worst(0).excess < b.errors.worst(0).excess
+    worst, other = (math.inf if each.errors is None else each.errors.worst(0).excess for each in (a, b))
+    return worst < other

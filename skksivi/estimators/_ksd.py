@@ -28,6 +28,7 @@ from skksivi.estimators._start import (
     answers_at,
     find_coordinates,
     improves,
+    is_even,
     knows_moments,
     lacks_mass,
     refitted,
@@ -48,7 +49,8 @@ from skksivi.estimators._trained import (
 from skksivi.families._derived import mixture_of
 from skksivi.families._layer import Drawn, Family
 from skksivi.families._samplers import Layer, OfFamily, Sampler, WhitenedSampler
-from skksivi.judge import Grade, Verdict
+from skksivi.families._weights import kept_draws
+from skksivi.judge import Grade, Verdict, WeightedDraws
 from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, MixingLike
 from skksivi.parameters import Adam, Checkpoint, Init, Pilot, Scale, Whiten, chains_of, checked_object
@@ -62,6 +64,9 @@ from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator, Me
 from skksivi.training import Fit, Run
 from skksivi.training._guard import MomentPenalty, Steering, Watch, keeps_last, tolerance_of
 from skksivi.training._loop import Objective, Scheduled
+
+#: What makes the seed of another verdict.
+AFRESH = 2**30
 
 #: Training parameters that also shape the start.
 OF_START = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge"}
@@ -162,12 +167,16 @@ class SteinTrained(Trained, Generic[F]):
             start, found = self._judged_start(start, found, target, run)
         if saved.start or not compares or self._needs_training(found, start, run):
             found = self._train(target, start, saved, found, run)
-        return found
+        if (draws := cast("WeightedDraws | None", found.report["weighted_draws_"])) is None:
+            return found
+        kept = kept_draws(draws, score_fn.double)
+        return run.keep(found._replace(report={**found.report, "weighted_draws_": kept}))
 
     def _judged_start(self, start: Start[F], found: Fit, target: Score, run: Run) -> tuple[Start[F], Fit]:
         """Return a start and the fit that draws from it with its verdict, or those of a mixture that is fitted to the
         weighted draws of the judge, as long as that is better.
         """
+        first = start
         found, by = judged(found, target, start.seed, len(start.past.losses) * int(self.batch_size))
         run.keep(found)
         for i in range(3):
@@ -183,7 +192,16 @@ class SteinTrained(Trained, Generic[F]):
             if not improves(fit, by_other, found, by, target.device, has_part=has_part):
                 break
             start, found, by = other, run.keep(fit), by_other
-        return start, found
+        return start, found if start is first else run.keep(self._judged_anew(found, target, start))
+
+    def _judged_anew(self, found: Fit, target: Score, start: Start[F]) -> Fit:
+        """Return a fit that was the best of several with the verdict of other draws than it was chosen by."""
+        if target.tally.is_spent or target.tally.is_scarce:
+            return found
+        try:
+            return self._judged(found, target, start._replace(seed=start.seed ^ AFRESH))
+        except (*DIVERGED, BudgetError):
+            return found
 
     def _other_start(self, start: Start[F], found: Fit, by: Judged, target: Score, run: Run) -> Start[F] | None:
         """Return a start with a Gaussian for the little mass that a good one lacks, or refitted to weighted
@@ -191,13 +209,15 @@ class SteinTrained(Trained, Generic[F]):
         """
         can_be = isinstance(found.sampler, Layer) and self._is_at_pilot(start)
         is_spent = run.tally.is_spent or run.tally.is_scarce
-        if by.sample is None or not can_be or is_spent or run.tally.fault is not None:
+        if by.draws is None or not can_be or is_spent or run.tally.fault is not None:
             return None
-        if by.verdict.good and not (by.verdict.errors and seems_off(by.verdict.errors) and knows_moments(by.sample)):
-            if by.verdict.grade < Grade.RELIABLE_WEIGHTS or not lacks_mass(start.family, by.sample):
+        verdict, errors = by.verdict, by.verdict.errors
+        is_known = verdict.by == "weights" and verdict.grade > Grade.WRONG and is_even(by.draws)
+        if (is_known or verdict.settled) and not (errors and seems_off(errors) and knows_moments(by.draws)):
+            if verdict.by != "weights" or not lacks_mass(start.family, by.draws):
                 return None
-            return start._replace(family=with_lost_part(start.family, start.whitening, by.sample))
-        refit = refitted(start.whitening, target, by.sample, run.generator, mixture_of(found.sampler))
+            return start._replace(family=with_lost_part(start.family, start.whitening, by.draws))
+        refit = refitted(start.whitening, target, by.draws, run.generator, mixture_of(found.sampler))
         if refit is None:
             return None
         whitening, points = refit
@@ -223,8 +243,10 @@ class SteinTrained(Trained, Generic[F]):
         if self.train is True or not self._is_at_pilot(start):
             return True
         is_layer, chains = isinstance(found.sampler, Layer), chains_of(self.whiten)
-        least = Grade.CHAINS_AGREE if is_layer else Grade.RELIABLE_WEIGHTS  # several layers move points
-        is_good = cast("Verdict", found.report["verdict_"]).grade >= least
+        verdict = cast("Verdict", found.report["verdict_"])
+        # what weights do not know well enough more draws tell, not a training; several layers move points
+        by_start = verdict.by == "weights" or (is_layer and verdict.by == "identities" and start.whitening.converged)
+        is_good = (verdict.grade > Grade.WRONG and by_start) or (verdict.good and is_layer)
         is_quick = run.tally.is_frugal or (chains is not None and chains.effort == "low")
         has_fault = is_layer and run.tally.fault is not None
         return not (is_good or is_quick or has_fault or found.sampler.n_features > MAX_FEATURES)
@@ -260,7 +282,9 @@ class SteinTrained(Trained, Generic[F]):
         found = run.keep(self._judged(found, target, start))
         if before.report["verdict_"] is None and not cast("Verdict", found.report["verdict_"]).good:
             before = self._judged(before, target, start)
-        return better(found, before)
+        if before.report["verdict_"] is None:
+            return found
+        return self._judged_anew(better(found, before), target, start)
 
     @torch.no_grad()
     def _width(self, memory: Memory | None, sampler: Sampler) -> float | np.ndarray | None:

@@ -164,17 +164,20 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         The iteration whose state was kept: zero if the start is returned, because it is better than the trained state
         beyond the noise. If the fit starts at a pilot, the trained state has the smallest fixed-kernel discrepancy
         among those whose moments stayed near the start's; otherwise it is the last.
+    weighted_draws_ : WeightedDraws or None
+        Draws of the fit and of wider Gaussians with importance weights, on which the verdict rests: 256 or, if the
+        target has no `log_prob`, 128 by some 1,200 values of the score, and up to 32 times as many where these leave
+        a doubt. ``skksivi.summary(q)`` and ``skksivi.evidence(q)`` read them, at no call. None if `mixing` has no
+        density, log p is not available that cheaply, or there are more than 1,000 features.
     certificate_ : Certificate or None
-        How far the draws are from the target, see `skksivi.certificate`, from 256 weighted draws or, if the target
-        has no `log_prob`, 128 and some 1,200 values of the score, and four or sixteen times as many where these leave
-        a doubt: a tuple ``divergence``, ``se``, ``se_below``,
-        ``k``, ``share``, ``trusted``. None if `mixing` has no density, log p is not available that cheaply, or there
-        are more than 1,000 features.
+        How far the draws are from the target, by these: a tuple ``divergence``, ``se``, ``se_below``, ``k``,
+        ``share``, ``trusted``.
     verdict_ : Verdict or None
         How far means, standard deviations and 5% and 95% quantiles may be from the posterior's, by the same draws;
-        where their weights are not reliable, by the chains of the pilot and lines along directions. ``good`` if no
-        error exceeds 0.1 sd, or 10% of an sd, beyond its standard error; ``reason`` names the worst, and ``errors``
-        has them all. It does not know of modes that no draw has reached.
+        where their weights are not reliable, by the chains of the pilot, lines along directions and Stein's
+        identities. ``good`` if every error plus two standard errors is within 0.2 sd, or 0.2 of the logarithm of an
+        sd; ``within`` is the largest, ``reason`` names it, and ``errors`` has them all. It does not know of modes
+        that no draw has reached.
     kernel_, gradient_estimator_, mixing_, scale_, optimizer_ : object
         These parameters as the training had them or, without one, as it would have had them: none is "auto".
     batch_size_, learning_rate_, initial_scale_, hidden_layer_sizes_, latent_dim_ : float, int or tuple of int

@@ -30,8 +30,8 @@ from skksivi.families._density import LogDensity
 from skksivi.families._derived import sampler_density
 from skksivi.families._layer import SemiImplicit
 from skksivi.families._samplers import Gaussian, Sampler
-from skksivi.families._weights import ImportanceSample, weighted_draws
-from skksivi.judge import THRESHOLDS, Grade, Verdict
+from skksivi.families._weights import weighted_draws
+from skksivi.judge import THRESHOLDS, Grade, Verdict, WeightedDraws
 from skksivi.mixing import GaussianMixtureDraws, MixingLike, check_mixing
 from skksivi.parameters import Init, Whiten, chains_of
 from skksivi.pilot._importance import LEAST_POINTS, Plan, fitted, refined_pilot
@@ -87,6 +87,7 @@ class Past(NamedTuple):
             "engine_": "eager",
             "n_iter_": n,
             "best_iter_": n,
+            "weighted_draws_": None,
             "certificate_": None,
             "verdict_": None,
         }
@@ -291,7 +292,7 @@ class Gaussians:
 
 
 def refitted(
-    whitening: Whitening, score: Score, sample: ImportanceSample, generator: torch.Generator, fit: Components | None
+    whitening: Whitening, score: Score, sample: WeightedDraws, generator: torch.Generator, fit: Components | None
 ) -> tuple[Whitening, PilotPoints] | None:
     """Return coordinates and points by importance from a mixture that is fitted to the weighted draws of a fit; None
     where these are too few.
@@ -304,10 +305,10 @@ def refitted(
     if found is None:
         return None
     sample, mixture = found
-    x, error = resampled_points(sample).to(score.device), (sample.share * len(sample.weights)) ** -0.5
+    x, error = resampled_points(sample).to(score.device), (sample.effective) ** -0.5
     map_ = gaussian_of(x)
     start = PilotPoints(map_.whiten(x), [len(x)], error * torch.ones(d).to(x), mixture=mixture.whitened(map_))
-    points = start._replace(verdict=Verdict(Grade.RELIABLE_WEIGHTS, f"errors {error:.2g}"))
+    points = start._replace(verdict=Verdict(Grade.GOOD, f"errors {error:.2g}", by="weights"))
     if not knows_moments(sample):
         plan = Plan(fitted, least_share=0.15, most_rounds=8, forgets=True)
         points = refined_pilot(map_.pull_back(score), start, [], generator, plan)
@@ -322,8 +323,8 @@ def refitted(
 
 
 def weighted_mixture(
-    whitening: Whitening, score: Score, sample: ImportanceSample, generator: torch.Generator, fit: Components | None
-) -> tuple[ImportanceSample, Components] | None:
+    whitening: Whitening, score: Score, sample: WeightedDraws, generator: torch.Generator, fit: Components | None
+) -> tuple[WeightedDraws, Components] | None:
     """Return the weighted draws of a mixture that is fitted to those of a fit, and the mixture; None where these are
     too few.
 
@@ -335,7 +336,7 @@ def weighted_mixture(
     mixture = fitted_mixture([torch.as_tensor(sample.draws[:LEAST_POINTS]).to(score.device)], generator)
     mixture, best = with_lost_mass(mixture, sample), None
     for i in range(5):
-        if sample.share * len(sample.weights) < sample.X.shape[1] + 2:
+        if sample.effective < sample.X.shape[1] + 2:
             break
         mixture = mixture.fitted_to(resampled_points(sample).to(score.device)) if i else mixture
         gaussians = tuple(map(Gaussian, map(Affine, mixture.means, mixture.factors())))
@@ -348,17 +349,17 @@ def weighted_mixture(
     return best
 
 
-def is_even(sample: ImportanceSample) -> bool:
+def is_even(sample: WeightedDraws) -> bool:
     """Tell whether the weights of draws are about as even as where a fit is right, which has a share of .5 to .7."""
     return sample.trusted and sample.share > 0.35
 
 
-def knows_moments(sample: ImportanceSample) -> bool:
+def knows_moments(sample: WeightedDraws) -> bool:
     """Tell whether a mixture may be fitted to draws: their weights are even, and count as a thousand or more."""
-    return is_even(sample) and sample.share * len(sample.weights) > 1000
+    return is_even(sample) and sample.effective > 1000
 
 
-def refitted_evenly(fit: Components | None, sample: ImportanceSample, generator: torch.Generator) -> Components:
+def refitted_evenly(fit: Components | None, sample: WeightedDraws, generator: torch.Generator) -> Components:
     """Return the mixture of a fit moved to weighted draws, or split, or a new one: whichever is best at draws it has
     not seen.
     """
@@ -372,7 +373,7 @@ def refitted_evenly(fit: Components | None, sample: ImportanceSample, generator:
     return max(ways, key=lambda way: sum(float(way(a).draws().log_density(b).mean()) for a, b in pairs))(x)
 
 
-def with_lost_mass(mixture: Components, sample: ImportanceSample) -> Components:
+def with_lost_mass(mixture: Components, sample: WeightedDraws) -> Components:
     """Return a mixture fitted to weighted draws, with a Gaussian for the mass that the fit hardly has, if any."""
     if sample.lost == 0:
         return mixture
@@ -380,7 +381,7 @@ def with_lost_mass(mixture: Components, sample: ImportanceSample) -> Components:
     return Components.together([mixture, part], [1 - sample.lost, sample.lost])
 
 
-def lost_part(x: Tensor, sample: ImportanceSample) -> Components:
+def lost_part(x: Tensor, sample: WeightedDraws) -> Components:
     """Return a Gaussian for the weighted draws, at x (n, d) in some coordinates, where the fit has less than a tenth
     of the density.
     """
@@ -394,12 +395,12 @@ def lost_part(x: Tensor, sample: ImportanceSample) -> Components:
     return Components(w.new_ones(1), m[None], covariance[None])
 
 
-def resampled_points(sample: ImportanceSample, n: int = LEAST_POINTS) -> Tensor:
+def resampled_points(sample: WeightedDraws, n: int = LEAST_POINTS) -> Tensor:
     """Return points (n, d) that are picked by their weights, evenly."""
     return torch.as_tensor(sample.X[systematic_rows(sample.weights, n)])
 
 
-def lacks_mass(family: nn.Module, sample: ImportanceSample) -> bool:
+def lacks_mass(family: nn.Module, sample: WeightedDraws) -> bool:
     """Tell whether a mixture of Gaussians lacks mass that weighted draws show, be it too little for an error that is
     beyond its limit.
     """
@@ -408,7 +409,7 @@ def lacks_mass(family: nn.Module, sample: ImportanceSample) -> bool:
 
 
 @torch.no_grad()
-def with_lost_part(family: F, whitening: Whitening, sample: ImportanceSample) -> F:
+def with_lost_part(family: F, whitening: Whitening, sample: WeightedDraws) -> F:
     """Return a copy of a family that is a mixture of Gaussians, with one more for the mass that it hardly has."""
     new = cast("SemiImplicit", copy.deepcopy(family))
     old = cast("GaussianMixtureDraws", new.mixing)
@@ -426,8 +427,8 @@ def improves(fit: Fit, by: Judged, before: Fit, by_before: Judged, device: torch
     there.
     """
     is_right = is_better(by.verdict, by_before.verdict)
-    if has_part or by_before.sample is None or not is_right:
+    if has_part or by_before.draws is None or not is_right:
         return is_right
-    w, x = (as_tensor(a, device=device) for a in (by_before.sample.weights, by_before.sample.X))
+    w, x = (as_tensor(a, device=device) for a in (by_before.draws.weights, by_before.draws.X))
     new, old = (sampler_density(each.sampler).log_density(x).value[w > 0] for each in (fit, before))
     return bool(w[w > 0] @ (new - old).clamp(-1e6, 1e6) > 0)

@@ -445,6 +445,7 @@ def trained_fit(
         "engine_": done.engine,
         "n_iter_": n_iter,
         "best_iter_": best_iter,
+        "weighted_draws_": None,
         "certificate_": None,
         "verdict_": None,
         "fitted_by_": start.made_by if best_iter == n_before != n_iter else made_by,

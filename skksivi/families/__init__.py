@@ -12,10 +12,10 @@ from skksivi.families._layer import (
     gaussian_layer,
 )
 from skksivi.families._samplers import Chains, Gaussian, Layer, Layers, Particles
-from skksivi.families._weights import Certificate, cheap_certificate
+from skksivi.families._weights import cheap_certificate
 
 __all__ = [
-    "Certificate", "Chains", "Constant", "Gaussian", "Hierarchy", "Layer", "Layers", "MultilayerPerceptron",
+    "Chains", "Constant", "Gaussian", "Hierarchy", "Layer", "Layers", "MultilayerPerceptron",
     "Particles", "Residual", "SemiImplicit", "cheap_certificate", "covariance_kept", "diagonal_gaussian_log_prob",
     "gaussian_layer", "log_joint",
 ]  # fmt: skip

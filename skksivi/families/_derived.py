@@ -18,6 +18,9 @@ from skksivi.pilot._log_density import log_density
 from skksivi.pilot._mixture import Components, gaussian_of
 from skksivi.score._score import Score
 
+#: The share of the sampler among the draws of a defensive mixture.
+SHARE = 0.5
+
 #: How many times as wide as a sampler a defensive mixture is in all directions, and along a coordinate.
 SCALES, STRETCHES = (1.5, 2.0, 4.0, 8.0, 16.0, 32.0), (2.0, 4.0, 8.0)
 
@@ -67,12 +70,12 @@ class DefensiveMixture(Derived):
     """
 
     map: Affine
-    share: float
+    share: float = SHARE
 
     @classmethod
-    def of(cls, sampler: Sampler, generator: torch.Generator, share: float) -> DefensiveMixture:
+    def of(cls, sampler: Sampler, generator: torch.Generator) -> DefensiveMixture:
         """Return it with the mean and the covariance of draws that no weights depend on."""
-        return cls(sampler, gaussian_of(sampler.sample(4000, generator).double()), share)
+        return cls(sampler, gaussian_of(sampler.sample(4000, generator).double()))
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d)."""

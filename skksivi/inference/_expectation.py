@@ -25,8 +25,9 @@ from skksivi._utils.monte_carlo import N_FOLDS, N_OF_EACH, cross_fitted, pareto_
 from skksivi.base import BaseApproximator, check_finite, check_fit
 from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.families._derived import knows_density, unweighted
-from skksivi.families._samplers import Chains, Particles
-from skksivi.families._weights import Estimate, ImportanceSample, importance_weights
+from skksivi.families._samplers import Chains, Particles, Sampler
+from skksivi.inference._importance import Limits, weighted_draws_of
+from skksivi.judge import Estimate, WeightedDraws
 from skksivi.pilot._mixture import covariance_root
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.score._score import Score, ScoreFunction, is_target
@@ -80,35 +81,40 @@ class Expectation(NamedTuple):
 TargetOrScores = Target | ScoreFunction | ArrayLike | Tensor
 
 
-class WeightedDraws(NamedTuple):
-    """Draws x (n, d) with scores s (n, d) and weights w (n,) that sum to one, independent from one batch to the next.
+class Scored(NamedTuple):
+    """Draws x (n, d) with scores s (n, d), or None, and weights w (n,) that sum to one, independent from one batch to
+    the next.
 
-    `map` has coordinates that were not learned from these draws, and `n_score_calls` tells their cost. They are those
-    of `sample` that have a weight, if there is one; standard errors are finite where draws are `reliable`.
+    `map` has coordinates that were not learned from these draws, and `n_score_calls` tells their cost. They are the
+    weighted `draws` of a fit that have a weight, if there are any; standard errors are finite where these are
+    `reliable`.
     """
 
     x: Tensor
-    s: Tensor
+    s: Tensor | None
     w: Tensor
     batch: Tensor
     map: AffineMap | None
     n_score_calls: int
-    sample: ImportanceSample | None = None
+    draws: WeightedDraws | None = None
     reliable: bool = True
 
 
 def expectation(
     est: BaseApproximator | ArrayLike | Tensor,
-    target: TargetOrScores,
     f: Callable[[Any], ArrayLike | Tensor] | None = None,
+    target: TargetOrScores | None = None,
     *,
-    n_samples: int = 2000,
+    n_samples: int | None = None,
+    within: float | None = None,
+    max_score_calls: int | None = None,
     random_state: RandomState = None,
 ) -> Expectation:
     r"""Estimate the mean of a function under a target, from draws and scores, by control variates.
 
     Draws of a fit with a density are weighted for the target, see `importance_sample`: half of them look where the
-    fit does not draw, so that what it lacks is in the estimate and in its standard error.
+    fit does not draw, so that what it lacks is in the estimate and in its standard error. A fit keeps such draws,
+    `weighted_draws_`: these answer without the target, at no call of its score, with the fit as the control variate.
 
     By Stein's identity :math:`E_p[s^\top g + \nabla \cdot g] = 0` for the score s of p. With the gradients g of
     polynomials, these are functions of mean zero under the target,
@@ -139,17 +145,23 @@ def expectation(
     est : approximator, array-like of shape (n, n_features) or (n_chains, n_draws, n_features)
         A fitted approximator; or draws that are independent, or states of chains, whose standard errors come from
         batch means. Chains of a fit are treated as chains. Particles, which repel each other, count as independent.
-    target : Target, callable, or array-like of the shape of the draws
-        The target of the fit, its score function, or the scores of the draws. With `skksivi.targets.Minibatches` all
-        of the data are used. Where a fit is weighted and the target has no `log_prob`, log p is the integral of its
-        score, at about ten points per draw, or some 50 where these do not do.
     f : callable, default=None
         Maps draws (n, n_features), a float64 array, or a tensor if `est` is one, to values (n, ...). None is the
         identity, for means.
-    n_samples : int, default=2000
-        Draws of a fit, at least 20; particles and states of chains are used at most once.
+    target : Target, callable, or array-like of the shape of the draws, default=None
+        The target of the fit, its score function, or the scores of the draws. None takes the weighted draws that a
+        fit has kept. Given the target their scores are control variates, too. With `skksivi.targets.Minibatches` all
+        of the data are used.
+    n_samples : int, default=None
+        How many weighted draws of a fit there are to be, see `importance_sample`; of another fit draws, 2,000 by
+        default and at least 20, where particles and states of chains are used at most once.
+    within : float, default=None
+        Weighted draws are added until the largest standard error with the fit as a control variate, in standard
+        deviations of f, is below this.
+    max_score_calls : int, default=None
+        The most calls for further weighted draws.
     random_state : int, RandomState or None, default=None
-        Draws from the fit.
+        With a number all weighted draws are new.
 
     Returns
     -------
@@ -187,30 +199,31 @@ def expectation(
     >>> from skksivi.baselines import Laplace
     >>> q = Laplace(random_state=0).fit(lambda x: 0.3 - x, n_features=2)
     >>> X = q.sample(2000, random_state=0)  # of N(0.3, I)
-    >>> found = expectation(X, -X)  # by the scores of N(0, I)
+    >>> found = expectation(X, target=-X)  # by the scores of N(0, I)
     >>> found.plain.value.round(1), abs(found.value).round(6)
     (array([0.3, 0.3]), array([0., 0.]))
-    >>> tail = expectation(q, lambda x: -x, lambda X: X[:, 0] > 1, random_state=0)  # weighted: 0.1587
+    >>> tail = expectation(q, lambda X: X[:, 0] > 1, lambda x: -x, random_state=0)  # weighted: 0.1587
     >>> bool(abs(tail.value - 0.1587) < 2 * tail.se), bool(tail.se < 0.01)
     (True, True)
     """
+    if isinstance(est, BaseApproximator | type) or hasattr(est, "fit") or is_target(est) or callable(est):
+        check_fit(est, f if target is None else target)
     if f is not None:
         check_function(f, "f", "X")
-    if isinstance(est, BaseApproximator | type) or hasattr(est, "fit") or is_target(est) or callable(est):
-        check_fit(est, target)
     device = resolve_device(
         est.device_ if isinstance(est, BaseApproximator) else est.device if isinstance(est, Tensor) else "cpu"
     )
+    limits = Limits(n_samples, within, max_score_calls)
     with ordinary_mode(device), torch.no_grad():
         if isinstance(est, BaseApproximator):
-            draws = _of_fit(est, cast("Target", target), n_samples, random_state)
+            draws = _of_fit(est, f, cast("Target | None", target), limits, random_state)
         else:
             draws = _given(est, target, device)
     values = _values(f, draws.x if isinstance(est, Tensor) else as_array(draws.x))
     _check_finite(values, "`f` returned values")
     with torch.no_grad():
         y = as_tensor(values, device=device).reshape(len(values), -1)
-        by_fit = None if draws.sample is None else _by_fit(f, values, draws.sample)
+        by_fit = None if draws.draws is None else _by_fit(f, values, draws.draws)
         numbers = [as_array(a).reshape(values.shape[1:])[()] for a in _controlled(y, draws, by_fit)]
     value, se, plain, plain_se, shift, n_used = numbers
     return Expectation(value, se, Estimate(plain, plain_se), shift, n_used, draws.n_score_calls)
@@ -228,32 +241,63 @@ def _values(f: Callable[[Any], ArrayLike | Tensor] | None, X: np.ndarray | Tenso
 # The draws
 
 
-def _of_fit(est: BaseApproximator, target: Target, n_samples: int, random_state: RandomState) -> WeightedDraws:
-    """Return draws of a fit, with their scores; weighted, if its density allows."""
-    check_integer(n_samples, "n_samples", min_val=LEAST)
-    score = compared_score(target, est.n_features_in_, est.dtype, est.device_)
-    fit, seed, has_density = unweighted(est.sampler_), make_seed(random_state), knows_density(est.sampler_)
+def _of_fit(
+    est: BaseApproximator,
+    f: Callable[[Any], ArrayLike | Tensor] | None,
+    target: Target | None,
+    limits: Limits,
+    random_state: RandomState,
+) -> Scored:
+    """Return draws of a fit, with their scores if there is a target; weighted, if its density allows."""
+    has_density = knows_density(est.sampler_) and est.n_features_in_ <= MAX_FEATURES
+    if target is None or has_density:
+        draws, score = weighted_draws_of(est, target, lambda draws: _se_by_fit(f, draws), limits, random_state)
+        x, w = (as_tensor(a[has_weight(draws)], device=est.device_) for a in (draws.X, draws.weights))
+        if score is None and draws.trusted:
+            return Scored(x, None, w / w.sum(), _batches(x), None, 0, draws)
+        if score is None:
+            x = as_tensor(draws.draws, device=est.device_)
+            w = torch.full_like(x[:, 0], 1 / len(x))
+            return Scored(x, None, w, _batches(x), None, 0, reliable=False)
+        if draws.trusted:
+            return _scored(x, score, w, _map_of(unweighted(est.sampler_)))._replace(draws=draws)
+    score = compared_score(cast("Target", target), est.n_features_in_, est.dtype, est.device_)
+    fit, n = unweighted(est.sampler_), limits.n_samples
+    n = 2000 if n is None else check_integer(n, "n_samples", min_val=LEAST)
     if isinstance(fit, Chains):
-        X = _thinned(fit.x, n_samples)
+        X = _thinned(fit.x, n)
     else:
-        n_samples = min(n_samples, len(fit.x)) if isinstance(fit, Particles) else n_samples
-        X = est.sample(n_samples, seed)
+        X = est.sample(min(n, len(fit.x)) if isinstance(fit, Particles) else n, make_seed(random_state))
     x = as_tensor(X, dtype=torch.float64, device=score.device)
     check_finite(x.flatten(0, -2), score)
+    ones = torch.ones_like(x[..., 0]).flatten()
+    return _scored(x, score, ones, _map_of(fit))._replace(reliable=not knows_density(est.sampler_))
+
+
+def _map_of(fit: Sampler) -> AffineMap | None:
+    """Return the coordinates of a fit that are an affine map."""
     coordinates = getattr(fit, "whitening", fit)
-    map_ = getattr(coordinates, "map", None) if getattr(coordinates, "warp", None) is None else None
-    if has_density and est.n_features_in_ <= MAX_FEATURES:
-        _check_repeated(score, x)
-        sample = importance_weights(est.sampler_, score, x, seed)
-        if sample.trusted:
-            x, w = (as_tensor(a[has_weight(sample)], device=score.device) for a in (sample.X, sample.weights))
-            return _scored(x, score, w, map_)._replace(sample=sample)
-    return _scored(x, score, torch.ones_like(x[..., 0]).flatten(), map_)._replace(reliable=not has_density)
+    return getattr(coordinates, "map", None) if getattr(coordinates, "warp", None) is None else None
 
 
-def has_weight(sample: ImportanceSample) -> np.ndarray:
+def has_weight(draws: WeightedDraws) -> np.ndarray:
     """Tell of each draw (n,) whether it counts: the score may overflow at others, and is not evaluated there."""
-    return sample.weights > 1e-9 / len(sample.weights)
+    return draws.weights > 1e-9 / len(draws.weights)
+
+
+def _se_by_fit(f: Callable[[Any], ArrayLike | Tensor] | None, draws: WeightedDraws) -> float:
+    """Return the largest standard error of a mean of f in its sd, with the fit as a control variate."""
+    if not draws.trusted:
+        return math.inf
+    counts = has_weight(draws)
+    values = _values(f, draws.X[counts])
+    found = _by_fit(f, values, draws)
+    if found is None:
+        return math.inf
+    w = draws.weights[counts] / draws.weights[counts].sum()
+    y = values.reshape(len(values), -1)
+    sd = np.sqrt(w @ np.square(y - w @ y))
+    return float((found[1] / np.maximum(sd, np.finfo(np.float64).tiny)).max())
 
 
 def _thinned(chains: np.ndarray, n: int) -> np.ndarray:
@@ -262,13 +306,15 @@ def _thinned(chains: np.ndarray, n: int) -> np.ndarray:
     return chains[:, step - 1 :: step] if step <= chains.shape[1] else chains[:n, -1:]
 
 
-def _given(X: ArrayLike | Tensor, target: TargetOrScores, device: torch.device) -> WeightedDraws:
+def _given(X: ArrayLike | Tensor, target: TargetOrScores | None, device: torch.device) -> Scored:
     """Return draws that were given, with their scores."""
     x = as_tensor(as_numbers(X, "est"), device=device)
     if x.ndim not in (2, 3) or 0 in x.shape:
         raise ValueError(
             f"`est` has shape {tuple(x.shape)}, expected (n, n_features) or (n_chains, n_draws, n_features)."
         )
+    if target is None:
+        raise ValueError("`target` is None, but `est` are draws: pass the target, or their scores.")
     w = torch.ones_like(x[..., 0]).flatten()
     if is_target(target) or callable(target):
         d = getattr(target, "n_features", x.shape[-1])
@@ -282,7 +328,7 @@ def _given(X: ArrayLike | Tensor, target: TargetOrScores, device: torch.device) 
     return _scored(x, s, w, None)
 
 
-def _scored(points: Tensor, score: Score | Tensor, w: Tensor, map_: AffineMap | None) -> WeightedDraws:
+def _scored(points: Tensor, score: Score | Tensor, w: Tensor, map_: AffineMap | None) -> Scored:
     """Return draws, unless they or their scores are not finite, or too few."""
     x = points.flatten(0, -2)
     if len(x) < LEAST:
@@ -291,9 +337,9 @@ def _scored(points: Tensor, score: Score | Tensor, w: Tensor, map_: AffineMap | 
     s = score.flatten(0, -2) if isinstance(score, Tensor) else score(x)
     if isinstance(score, Tensor):
         _check_finite(as_array(s), "`target` has scores")
-        return WeightedDraws(x, s, w / w.sum(), _batches(points), map_, 0)
+        return Scored(x, s, w / w.sum(), _batches(points), map_, 0)
     _check_repeated(score, x, s)
-    return WeightedDraws(x, s, w / w.sum(), _batches(points), map_, score.tally.n_values)
+    return Scored(x, s, w / w.sum(), _batches(points), map_, score.tally.n_values)
 
 
 def _check_repeated(score: Score, x: Tensor, s: Tensor | None = None) -> None:
@@ -301,7 +347,7 @@ def _check_repeated(score: Score, x: Tensor, s: Tensor | None = None) -> None:
     s = score(x[:2]) if s is None else s
     _check_finite(as_array(s), "`target` has scores")
     if not torch.allclose(score(x[:2]), s[:2], rtol=1e-3):
-        raise ValueError("`target` has a score that is random; control variates need an exact one, of all data.")
+        raise ValueError("`target` has a score that is random; an exact one is needed, of all data.")
 
 
 def _check_finite(values: np.ndarray, what: str) -> None:
@@ -322,7 +368,7 @@ def _batches(x: Tensor) -> Tensor:
 # The regression
 
 
-def _controlled(y: Tensor, draws: WeightedDraws, by_fit: tuple[np.ndarray, np.ndarray] | None) -> tuple[Tensor, ...]:
+def _controlled(y: Tensor, draws: Scored, by_fit: tuple[np.ndarray, np.ndarray] | None) -> tuple[Tensor, ...]:
     """Return means of values y (n, m) with standard errors, both also without control variates, the difference of the
     means in standard errors and the number of control variates, each (m,), given means with the fit as one.
     """
@@ -351,7 +397,7 @@ def _controlled(y: Tensor, draws: WeightedDraws, by_fit: tuple[np.ndarray, np.nd
 
 
 def _by_fit(
-    f: Callable[[Any], ArrayLike | Tensor] | None, values: np.ndarray, sample: ImportanceSample
+    f: Callable[[Any], ArrayLike | Tensor] | None, values: np.ndarray, sample: WeightedDraws
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return means (m,) of values (k, ...) at the draws that have a weight, with the fit as a control variate and
     standard errors; None where f is not finite at draws of the fit, as beyond bounds of the target.
@@ -365,12 +411,14 @@ def _by_fit(
         return None
     all_values, n_others = np.zeros((len(v), k)), int(others.sum())
     all_values[counts], all_values[others] = values.reshape(-1, k), more[:n_others]
-    return sample.rows.means(all_values, more[n_others:])
+    return sample.means(all_values, more[n_others:])
 
 
-def control_variates(draws: WeightedDraws) -> list[Tensor]:
+def control_variates(draws: Scored) -> list[Tensor]:
     """Return the sets of control variates (n, p) that the draws allow: scores, with squares, with all pairs."""
     x, s = draws.x, draws.s
+    if s is None:
+        return []
     n, d = n_effective(draws), x.shape[1]
 
     def allow(p: int) -> bool:
@@ -402,7 +450,7 @@ def _has_variance(f: Tensor) -> list[bool]:
     return [all(pareto_smoothed(np.log(np.maximum(side, tiny)))[1] <= 0.5 for side in (a, -a)) for a in some]
 
 
-def mean_and_se(r: Tensor, draws: WeightedDraws, p: int = 0) -> tuple[Tensor, Tensor]:
+def mean_and_se(r: Tensor, draws: Scored, p: int = 0) -> tuple[Tensor, Tensor]:
     r"""Return weighted means (m,) of values r (n, m), with standard errors of batches that are independent.
 
     They are enlarged so that 1.96 of them give a 95% interval for any number B of batches: Student's quantile is
@@ -411,9 +459,9 @@ def mean_and_se(r: Tensor, draws: WeightedDraws, p: int = 0) -> tuple[Tensor, Te
     mostly the same draws. Those of an importance sample include what a heavy tail may add.
     """
     w, mean, n = draws.w, draws.w @ r, n_effective(draws)
-    if draws.sample is not None:
-        influence = np.zeros((len(draws.sample.weights), r.shape[1]))
-        influence[has_weight(draws.sample)] = as_array(len(influence) * w[:, None] * (r - mean))
+    if draws.draws is not None:
+        influence = np.zeros((len(draws.draws.weights), r.shape[1]))
+        influence[has_weight(draws.draws)] = as_array(len(influence) * w[:, None] * (r - mean))
         se = mean.new_tensor([standard_error(column) for column in influence.T])
         return mean, se * math.sqrt(n / (n - 2 * p))
     n_batches = int(draws.batch[-1]) + 1
@@ -422,6 +470,6 @@ def mean_and_se(r: Tensor, draws: WeightedDraws, p: int = 0) -> tuple[Tensor, Te
     return mean, (1 + 1.21 / (n_batches - 1)) * variance.sqrt()
 
 
-def n_effective(draws: WeightedDraws) -> float:
+def n_effective(draws: Scored) -> float:
     """Return the effective number of weighted draws, the number of all others."""
-    return len(draws.x) if draws.sample is None else 1 / float(draws.w.square().sum())
+    return len(draws.x) if draws.draws is None else 1 / float(draws.w.square().sum())

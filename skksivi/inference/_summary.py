@@ -6,24 +6,22 @@ import math
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.special import ndtr, ndtri
 
-from skksivi._utils.arrays import RandomState, as_array, as_numbers, html_table, make_rng, make_seed, resolve_device
-from skksivi._utils.checks import check_integer, lies_between
-from skksivi._utils.monte_carlo import most_trusted
+from skksivi._utils.arrays import RandomState, as_array, html_table, make_rng, make_seed, resolve_device
+from skksivi._utils.checks import lies_between
 from skksivi.base import BaseApproximator, check_finite, check_fit, without_density
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._derived import Derived, Refined, asks_for_score, knows_density, unweighted
 from skksivi.families._samplers import Chains, Layers, Particles, Sampler
-from skksivi.families._weights import LEAST_DRAWS, LEAST_EFFECTIVE, MAX_FREE, MOST_LEFT_OUT, N_FREE, ImportanceSample
-from skksivi.inference._importance import evidence, importance_draws
-from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, words_of
+from skksivi.families._weights import MAX_FREE, N_FREE, with_parameters
+from skksivi.inference._importance import Limits, importance_sample, weighted_draws_of
+from skksivi.judge import THRESHOLDS, Errors, Evidence, Grade, Numbers, Verdict, WeightedDraws, monotone_in, words_of
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-#: Columns of a printed table at most.
-WIDTH = 100
+#: Columns of a printed table at most, and levels of the quantiles by which a fit is compared with its target.
+WIDTH, COMPARED = 100, (0.05, 0.95)
 
 
 class Table(ABC):
@@ -175,35 +173,44 @@ def _aligned(head: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 def summary(
     est: BaseApproximator,
-    target: Target | ScoreFunction,
-    *,
+    target: Target | ScoreFunction | None = None,
     quantiles: Sequence[float] = (0.05, 0.5, 0.95),
-    n_samples: int = 1000,
+    *,
+    n_samples: int | None = None,
+    within: float | None = None,
+    max_score_calls: int | None = None,
     random_state: RandomState = None,
 ) -> Summary:
     r"""Tabulate means, standard deviations and quantiles of a posterior, each with its standard error.
 
     The numbers are the posterior's, not the fit's: draws with importance weights, half from the fit and half from
-    wider Gaussians that look where it does not draw, correct the fit's own. A standard error says how far a number
-    may be from the posterior's. Where the weights are not reliable the numbers are the fit's own, and a sentence
-    above the table says so. In 30 dimensions or more their standard errors then combine the errors of the chains
-    behind the fit with the difference between its draws and these chains, for coordinates and monotone functions of
-    one coordinate. All other errors are unknown. A narrow mode that no draw has reached shows in no number.
+    wider Gaussians that look where it does not draw, correct the fit's own. A fit has kept such draws, so that
+    ``summary(q)`` takes no call of the score. A standard error says how far a number may be from the posterior's.
+    Where the weights are not reliable the numbers are the fit's own, and a sentence above the table says so. In 30
+    dimensions or more their standard errors then combine the errors of the chains behind the fit with the difference
+    between its draws and these chains, for coordinates and monotone functions of one coordinate. All other errors are
+    unknown. A narrow mode that no draw has reached shows in no number.
 
     Parameters
     ----------
     est : approximator
         Fitted.
-    target : Target or callable
+    target : Target or callable, default=None
         What it was fitted to, or its score function. If it has `constrain`, the rows are parameters of the model,
         with names such as "b[0]" or "b[1,2]"; otherwise coordinates, with the `names` of the target or as "x[0]".
+        None takes the draws that the fit has kept.
     quantiles : sequence of float, default=(0.05, 0.5, 0.95)
         Their levels, rising, strictly between 0 and 1.
-    n_samples : int, default=1000
-        How many weighted draws, at least 100. Each takes a value of `log_prob`, or about ten scores if the target has
-        none, and for the density of a hierarchy some 1,000 scores more. Standard errors fall as the root of the
-        number. Each parameter takes some 5 milliseconds: 2,000 of them take 10 seconds.
+    n_samples : int, default=None
+        How many weighted draws there are to be, see `importance_sample`; 2,000 of a fit that has kept none. Standard
+        errors fall as the root of the number. Each parameter takes some 5 milliseconds: 2,000 of them take 10
+        seconds.
+    within : float, default=None
+        Draws are added until the largest standard error of a mean or quantile, in standard deviations, is below this.
+    max_score_calls : int, default=None
+        The most calls for further draws; what was drawn until then is used.
     random_state : int, RandomState or None, default=None
+        With a number all draws are new.
 
     Returns
     -------
@@ -219,8 +226,9 @@ def summary(
     TypeError
         `est` is no approximator, `target` no target, or `n_samples` no integer.
     ValueError
-        `quantiles` or `n_samples` is out of range; the target has another dimension than `est`, hardly any density
-        where the fit draws, or a `constrain` that does not return a row for each draw.
+        The fit has kept no draws, and there is no `target`; `quantiles` or `n_samples` is out of range; the target
+        has another dimension than `est`, hardly any density where the fit draws, or a `constrain` that does not
+        return a row for each draw.
 
     Warns
     -----
@@ -253,34 +261,55 @@ def summary(
     """
     check_fit(est, target)
     levels = _checked(quantiles)
-    check_integer(n_samples, "n_samples", min_val=LEAST_DRAWS)
+    every = np.union1d(levels, COMPARED)
+    limits = Limits(n_samples, within, max_score_calls)
     sample, before = None, _calls_of_draws(est.sampler_)
-    if knows_density(est.sampler_):
-        score, sample = importance_draws(est, target, n_samples, random_state)
-        draws = sample.draws
+    if knows_density(est.sampler_) or target is None:
+
+        def largest_se(draws: WeightedDraws) -> float:
+            return _largest_se(draws, levels)
+
+        sample, score = weighted_draws_of(est, target, largest_se, limits, random_state)
+        sample = sample if score is None else with_parameters(_few(sample, score), score)
+        if not sample.names:
+            raise ValueError("The fit has not kept the parameters of its model: pass `target`.")
+        names, draws, n_calls = list(sample.names), sample.draws, 0 if score is None else score.tally.total
+        g = draws if sample.parameters_of_draws is None else sample.parameters_of_draws
     else:
         with ordinary_mode(resolve_device(est.device_)):
-            score = compared_score(target, est.n_features_in_, est.dtype, est.device_)
-        draws = _own_draws(est, n_samples, random_state)
+            score = compared_score(cast("Target", target), est.n_features_in_, est.dtype, est.device_)
+        draws = _own_draws(est, n_samples or 1000, random_state)
         check_finite(draws, score)
-    compared = (0.05, 0.95)  # levels of the quantiles by which a fit is compared with its target
-    every, k = np.union1d(levels, compared), len(_parameters(score, draws[:2])[0])
-    names, g = _parameters(score, draws[: max(1000, MAX_FREE // k)])  # a model may have many more than coordinates
+        names = score.parameters_at(draws[:2])[0]  # a model may have many more than coordinates
+        g, n_calls = score.parameters_at(draws[: max(1000, MAX_FREE // len(names))])[1], score.tally.total
     chains = _chains_behind(est)
     if sample is not None and sample.trusted:
-        table, by = _by_weights(score, sample, g, every), "weights"
+        table, by = _by_weights(sample, g, every), "weights"
     elif chains is not None:
         table, by = _by_chains(chains, draws, g, every), "chains"
     else:
         table, by = _without_errors(g, every), ""
-    warning = _warning(est, sample, table, names, np.searchsorted(every, compared), by)
+    warning = _warning(est, sample, table, names, np.searchsorted(every, COMPARED), by)
     asked = np.searchsorted(every, levels)
     found = table.posterior
     found = found._replace(quantiles=found.quantiles[asked], quantiles_se=found.quantiles_se[asked])
     notes = tuple(_note(found, i, int(n), levels) for i, n in enumerate(table.n_bad))
-    n_calls = score.tally.total + _calls_of_draws(est.sampler_) - before
-    source = _source(sample, len(draws), n_calls, by)
+    source = _source(sample, len(draws), n_calls + _calls_of_draws(est.sampler_) - before, by)
     return Summary(tuple(names), tuple(levels.tolist()), *found, notes, warning, source)
+
+
+def _few(draws: WeightedDraws, score: Score) -> WeightedDraws:
+    """Return weighted draws with fewer of the fit's own where a model has many more parameters than coordinates."""
+    k = len(score.parameters_at(draws.draws[:2])[0])
+    return replace(draws, draws=draws.draws[: max(1000, MAX_FREE // k)])
+
+
+def _largest_se(draws: WeightedDraws, levels: np.ndarray) -> float:
+    """Return the largest standard error of a mean or quantile of the coordinates, in sd."""
+    if not draws.trusted:
+        return math.inf
+    found = draws.numbers(draws.X, draws.draws, levels)
+    return float((np.vstack([found.mean_se, found.quantiles_se]) / np.maximum(found.sd, 1e-300)).max())
 
 
 def _checked(quantiles: Sequence[float]) -> np.ndarray:
@@ -308,34 +337,6 @@ def _own_draws(est: BaseApproximator, n_samples: int, random_state: RandomState)
         X = as_array(sampler.x).reshape(-1, est.n_features_in_)
         return X[:: math.ceil(len(X) / n)].astype(np.float64)
     return est.sample(n_samples if asks_for_score(sampler) else n, make_seed(random_state)).astype(np.float64)
-
-
-def _parameters(score: Score, X: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Return the names and the values (n, k) of what the user calls parameters, at points (n, d).
-
-    Raises
-    ------
-    TypeError, ValueError
-        `constrain` of the target does not return an array with a row for each point by the name of each parameter.
-    """
-    found: Mapping[str, ArrayLike] = {}
-    if score.constrain is not None:
-        with np.errstate(all="ignore"):  # numbers may overflow far out
-            found = score.constrain(X)
-        if not isinstance(found, Mapping):
-            raise TypeError(f"`constrain` of `target` returned a {type(found).__name__}, expected a dict of arrays.")
-    if not found:
-        return [score.label(i).strip("`") for i in range(score.n_features)], X
-    names, columns = list[str](), list[np.ndarray]()
-    for name, values in found.items():
-        a = as_numbers(values, f"constrain(X)[{name!r}]")
-        if a.shape[:1] != (len(X),):
-            raise ValueError(
-                f"`constrain` of `target` returned shape {a.shape} for {name!r}, expected {len(X)} rows as `X` has."
-            )
-        names += [f"{name}[{','.join(map(str, index))}]" if index else name for index in np.ndindex(a.shape[1:])]
-        columns.append(a.reshape(len(X), -1))
-    return names, np.concatenate(columns, 1)
 
 
 # The numbers
@@ -378,18 +379,13 @@ def _filled(numbers: Numbers, which: np.ndarray, make: Callable[[np.ndarray], Nu
     return found
 
 
-def _by_weights(score: Score, sample: ImportanceSample, g: np.ndarray, levels: np.ndarray) -> _Table:
-    """Return numbers by weighted draws.
-
-    What weighs nothing counts as the first draw: it may lie where a model cannot be evaluated.
-    """
-    matters = (sample.weights > 1e-12) | (sample.weights_of_fit > 1e-12)
-    f = np.tile(g[0], (len(matters), 1))
-    f[matters] = _parameters(score, sample.X[matters])[1]
+def _by_weights(sample: WeightedDraws, g: np.ndarray, levels: np.ndarray) -> _Table:
+    """Return numbers by weighted draws."""
+    f = sample.X if sample.parameters is None else sample.parameters
     table = _without_errors(g, levels, f)
     which = np.isnan(table.posterior.mean_se) & (table.n_bad == 0)
-    found = _filled(table.posterior, which, lambda k: sample.rows.numbers(f[:, k], g[:, k], levels))
-    beyond = np.minimum(levels, 1 - levels) * sample.share * len(f)
+    found = _filled(table.posterior, which, lambda k: sample.numbers(f[:, k], g[:, k], levels))
+    beyond = np.minimum(levels, 1 - levels) * sample.effective
     found.quantiles_se[np.ix_(beyond < 4, which)] = np.nan  # two standard errors reach the end
     return table._replace(posterior=found)
 
@@ -420,8 +416,7 @@ def _by_chains(chains: _Moments, draws: np.ndarray, g: np.ndarray, levels: np.nd
     noise = np.hypot(chains.error, 1 / math.sqrt(len(g)))
     of_mean = np.hypot(noise, (draws.mean(0) - chains.mean) / chains.sd)
     of_sd = np.hypot(noise, np.log(np.maximum(draws.std(0), tiny) / chains.sd))
-    orders = {np.argsort(s * x, kind="stable").tobytes(): j for j, x in enumerate(draws[:50].T) for s in (1, -1)}
-    j = np.array([orders.get(np.argsort(x, kind="stable").tobytes(), -1) for x in g[:50].T])
+    j = monotone_in(draws, g)
     which = (j >= 0) & (table.fit.sd > 0) & (table.n_bad == 0)
 
     def make(k: np.ndarray) -> Numbers:
@@ -457,7 +452,7 @@ def _note(found: Numbers, i: int, n_bad: int, levels: np.ndarray) -> str:
 
 def _warning(
     est: BaseApproximator,
-    sample: ImportanceSample | None,
+    sample: WeightedDraws | None,
     table: _Table,
     names: list[str],
     compared: np.ndarray,
@@ -466,19 +461,23 @@ def _warning(
     """Say in a sentence what is wrong with a fit, and what to do."""
     verdict = None if isinstance(est.sampler_, Derived) else getattr(est, "verdict_", None)  # it is another fit's
     grade, reason = (verdict.grade, verdict.reason) if isinstance(verdict, Verdict) else (None, "")
-    another = "; or `target` is not what was fitted, for which it was good" * (grade == Grade.RELIABLE_WEIGHTS)
+    another = "; or `target` is not what was fitted, for which it was good" * (grade == Grade.GOOD)
     see = "see `diagnose(est, target)`"
     if by == "weights" and sample is not None:
         found = _worst(table, names, compared) or _away(sample) or reason * (grade == Grade.WRONG)
         corrected = f"Draws of the fit are off, unlike this table: {found}; `refine(est, target)` corrects them"
         return f"{corrected}{another}." if found else ""
     if by == "chains":
-        return f"The fit was found to be {grade.name.lower()}: {reason}; {see}." if grade in (0, 1) else ""
+        return (
+            f"The fit was found to be {grade.name.lower()}: {reason}; {see}."
+            if grade is not None and grade < Grade.GOOD
+            else ""
+        )
     own = "The numbers are the fit's own, and their errors are unknown"
     if sample is None:
         return f"{own}: {without_density(est)}, so its draws have no weights; {see}."
     away = f", and {found}" if (found := _away(sample)) else ""
-    return f"{own}: the weights of its draws are not reliable ({_reliability(sample)}){away}; {see}{another}."
+    return f"{own}: the weights of its draws are not reliable ({sample.reliability()}){away}; {see}{another}."
 
 
 def _worst(table: _Table, names: list[str], compared: np.ndarray) -> str:
@@ -494,25 +493,17 @@ def _worst(table: _Table, names: list[str], compared: np.ndarray) -> str:
     return words_of(worst, lambda i: f"`{names[which[i]]}`") if worst.excess > 1 else ""
 
 
-def _away(sample: ImportanceSample) -> str:
+def _away(sample: WeightedDraws) -> str:
     """Say how much of the posterior is where the fit hardly draws, if that is much."""
     return f"{sample.lost:.0%} of the posterior is where the fit hardly draws" if sample.lost > 0.05 else ""
 
 
-def _reliability(sample: ImportanceSample) -> str:
-    n = len(sample.weights)
-    if sample.left_out > MOST_LEFT_OUT:
-        return f"log p is unknown at {sample.left_out:.0%} of its draws"
-    size = f"effective sample size {sample.share * n:.0f}, {LEAST_EFFECTIVE} are needed"
-    return f"k-hat {sample.k:.2f}, {most_trusted(n):.2f} is allowed; {size}"
-
-
-def _source(sample: ImportanceSample | None, n_draws: int, n_calls: int, by: str) -> str:
+def _source(sample: WeightedDraws | None, n_draws: int, n_calls: int, by: str) -> str:
     """Say what numbers rest on, and what they cost."""
     n = n_draws if sample is None else len(sample.weights)
     draws = "draws of the fit"
     if sample is not None:
-        draws = f"weighted draws, effective sample size {sample.share * n:,.0f}, k-hat {sample.k:.2f}"
+        draws = f"weighted draws, effective sample size {sample.effective:,.0f}, k-hat {sample.k:.2f}"
     errors = "; errors by the chains behind the fit" * (by == "chains")
     return f"{n:,} {draws}{errors}; {n_calls:,} score calls" + "; ± one standard error" * bool(by)
 
@@ -552,7 +543,10 @@ class Comparison(Table):
 
 
 def compare(
-    fits: Mapping[str, tuple[BaseApproximator, Target]], *, n_samples: int = 2000, random_state: RandomState = None
+    fits: Mapping[str, BaseApproximator | tuple[BaseApproximator, Target]],
+    *,
+    n_samples: int | None = None,
+    random_state: RandomState = None,
 ) -> Comparison:
     r"""Tabulate the log evidence of several models of the same data, and the differences, with standard errors.
 
@@ -563,10 +557,11 @@ def compare(
 
     Parameters
     ----------
-    fits : dict of str to (approximator, Target)
-        A fit with a density by the name of each model, and the target whose evidence is asked for.
-    n_samples : int, default=2000
-        How many draws of each fit, at least 100.
+    fits : dict of str to approximator, or to (approximator, Target)
+        A fit with a density by the name of each model, whose evidence comes from the weighted draws that it has kept;
+        a pair of a fit and its target draws more, see `importance_sample`.
+    n_samples : int, default=None
+        How many draws of each fit there are to be, for pairs.
     random_state : int, RandomState or None, default=None
 
     Returns
@@ -580,9 +575,9 @@ def compare(
     NotFittedError
         Before `fit`.
     TypeError
-        `fits` is not a dict of pairs, or a fit has no density.
+        `fits` is not a dict of fits, or a fit has no density.
     ValueError
-        The evidences cannot be compared.
+        The evidences cannot be compared, or a fit has kept no weighted draws.
 
     See Also
     --------
@@ -607,42 +602,35 @@ def compare(
     >>> table.names, table.difference.round(2)
     (('sd = 1', 'sd = 10'), array([ 0.  , -1.41]))
     """
-    pairs = fits.values() if isinstance(fits, Mapping) else ()
-    if not pairs or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise TypeError("`fits` must be a dict of pairs of a fit and its target such as {'name': (est, target)}.")
-    for name, (est, target) in fits.items():
-        check_fit(est, target, f"fits[{name!r}][0]")
-        _check_constants(name, not getattr(getattr(target, "target", target), "up_to_constant", False))
-    for (a, (_, one)), (b, (_, other)) in combinations(fits.items(), 2):
-        if not _may_have_same_data(one, other):
+    pairs = (
+        [each if isinstance(each, tuple) else (each, None) for each in dict(fits).values()]
+        if (isinstance(fits, Mapping))
+        else []
+    )
+    if not pairs or not all(len(pair) == 2 for pair in pairs):
+        raise TypeError("`fits` must be a dict of fits such as {'name': q}, or of pairs {'name': (q, target)}.")
+    rng, kept, found = make_rng(random_state), list[WeightedDraws](), list[Evidence]()
+    for name, (est, target) in zip(fits, pairs, strict=True):
+        check_fit(est, target, f"fits[{name!r}]" + "[0]" * (target is not None))
+        n = None if target is None else n_samples
+        kept.append(importance_sample(est, target, n_samples=n, random_state=make_seed(rng)))
+        found.append(kept[-1].evidence())
+        if kept[-1].up_to_constant or found[-1].reference is not None:
+            raise ValueError(
+                f"`fits[{name!r}]`: the target has an unknown constant, which its evidence would need; fit one whose "
+                "`log_prob` has all of its constants."
+            )
+    for (a, one), (b, other) in combinations(zip(fits, kept, strict=True), 2):
+        if any(x.split()[0] == y.split()[0] and x != y for x in one.data for y in other.data):
             raise ValueError(
                 f"`fits`: the targets of {a!r} and {b!r} have other data (`observed_data` or `n_rows`), so that "
                 "their evidences cannot be compared; fit both to the same data."
             )
-    rng = make_rng(random_state)
-    found = [evidence(*pair, n_samples=n_samples, random_state=make_seed(rng)) for pair in pairs]
-    for name, one in zip(fits, found, strict=True):
-        _check_constants(name, one.reference is None)
     z, se = np.array([one.log_z for one in found]).T
     order = np.lexsort([-z, np.isinf(se)])
     best, z, se = order[0], z[order], se[order]
     notes = tuple("" if found[i].trusted else f"weights not reliable, k-hat {found[i].k:.2f}" for i in order)
     difference_se = np.where(order == best, 0.0, np.hypot(se, se[0]))
-    source = f"{n_samples:,} weighted draws for each model; ± one standard error"
+    counts = " and ".join(f"{n:,}" for n in sorted({len(draws.X) for draws in kept}))
+    source = f"{counts} weighted draws for each model; ± one standard error"
     return Comparison(tuple(list(fits)[i] for i in order), z, se, z - z[0], difference_se, notes, source)
-
-
-def _check_constants(name: str, known: bool) -> None:
-    if not known:
-        raise ValueError(
-            f"`fits[{name!r}]`: the target has an unknown constant, which its evidence would need; pass one whose "
-            "`log_prob` has all of its constants."
-        )
-
-
-def _may_have_same_data(a: object, b: object) -> bool:
-    """Tell whether targets do not say that they have other data; their names, shapes and order do not matter."""
-    observed = [getattr(target, "observed_data", None) or {} for target in (a, b)]
-    y, z = (np.sort(np.concatenate([[], *map(np.ravel, data.values())])) for data in observed)
-    n_rows = {getattr(target, "n_rows", None) for target in (a, b)} - {None}
-    return len(n_rows) < 2 and (not len(y) or not len(z) or np.array_equal(y, z, equal_nan=True))

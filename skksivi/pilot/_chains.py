@@ -179,7 +179,7 @@ class ChainEnsemble:
         if error < NEAR and self.has_few:
             yield self.refine(self.metric, of_gaussian(), []).unwhitened(self.metric)
         elif error < THRESHOLDS.same_score:
-            verdict = Verdict(Grade.RELIABLE_WEIGHTS, f"the target is this Gaussian, score divergence {error:.1g}")
+            verdict = Verdict(Grade.GOOD, f"the target is this Gaussian, score divergence {error:.1g}", by="weights")
             yield of_gaussian(N_OF_GAUSSIAN)._replace(verdict=verdict).unwhitened(self.metric)
 
     def by_mixtures(self) -> Iterator[PilotPoints]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, standard_normal
-from skksivi.judge import THRESHOLDS, Grade
+from skksivi.judge import THRESHOLDS
 from skksivi.pilot._chains import ChainEnsemble, Refine, as_they_are
 from skksivi.pilot._importance import (
     PLAIN,
@@ -407,7 +407,7 @@ def fitted_image(score: Score, modes: ModeMaps, generator: torch.Generator) -> P
         drawn.append(draws[0].u)
         u, by = torch.cat(drawn).flatten(0, 1), plain_moments(torch.cat(drawn))
         last = i == n_rounds - 1
-        verdict = within(Grade.RELIABLE_WEIGHTS, Limit("errors {:.2g}", by.se, THRESHOLDS.profile_errors[last]))
+        verdict = within("weights", Limit("errors {:.2g}", by.se, THRESHOLDS.profile_errors[last]))
         if verdict.good and (last or not is_far):
             return pilot_with(u, by)._replace(verdict=verdict, mixture=mixture).unwhitened(map_)
         mixture = fitted_mixture([u], generator) if i < 2 else mixture.fitted_to(u)

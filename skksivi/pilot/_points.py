@@ -35,10 +35,10 @@ class Limit(NamedTuple):
         return self.words.format(self.value) + ("" if self.holds else f" > {self.most:.3g}")
 
 
-def within(grade: Grade, *limits: Limit) -> Verdict:
-    """Return the grade if all limits hold, else that those are exceeded."""
+def within(by: str, *limits: Limit) -> Verdict:
+    """Return that points are good by something if all limits hold, else the limits that are exceeded."""
     beyond = [limit for limit in limits if not limit.holds]
-    return Verdict(Grade.ROUGH if beyond else grade, ", ".join(map(str, beyond or limits)))
+    return Verdict(Grade.ROUGH if beyond else Grade.GOOD, ", ".join(map(str, beyond or limits)), by=by)
 
 
 def limit_of_divergence(divergence: tuple[float, float], n_features: int, n_rounds: int) -> Limit:
@@ -56,7 +56,7 @@ def judge_weights(
     """Judge draws by importance that have this largest standard error."""
     near = limit_of_divergence(divergence, n_features, n_rounds)
     most = THRESHOLDS.errors_of_weights[n_rounds >= THRESHOLDS.late_round] if most is None else most
-    return within(Grade.RELIABLE_WEIGHTS, near, Limit("errors {:.2g}", error, most))
+    return within("weights", near, Limit("errors {:.2g}", error, most))
 
 
 def judge_chains(rhat: float, error: float, n_features: int, n_trajectories: int) -> Verdict:
@@ -65,7 +65,7 @@ def judge_chains(rhat: float, error: float, n_features: int, n_trajectories: int
         return Verdict(Grade.ROUGH, f"below {MANY_FEATURES} features, chains are checked by importance weights")
     most = THRESHOLDS.chain_errors[n_trajectories >= THRESHOLDS.long_chains]
     limits = Limit("R-hat {:.3g}", rhat, THRESHOLDS.rhat), Limit("errors {:.2g}", error, most)
-    return within(Grade.CHAINS_AGREE, *limits)
+    return within("chains", *limits)
 
 
 def has_small_errors(n_features: int, error: float) -> bool:
@@ -82,7 +82,7 @@ def judge_halves(kept: Tensor) -> Verdict:
     shift = (early.mean((0, 1)) - late.mean((0, 1))).abs() / late.std((0, 1))
     ratio = (early.std((0, 1)) / late.std((0, 1))).log().abs()
     apart, most = torch.maximum(shift, ratio).max().item(), (0.5 + math.sqrt(2 * math.log(2 * d))) / math.sqrt(n)
-    return within(Grade.CHAINS_AGREE, Limit(f"halves of {n} chains are {{:.2g}} sd apart", apart, most))
+    return within("chains", Limit(f"halves of {n} chains are {{:.2g}} sd apart", apart, most))
 
 
 class PilotPoints(NamedTuple):

@@ -31,7 +31,7 @@ from torch import Tensor
 from skksivi.coordinates._affine import Affine, Plane, WhitenedScore
 from skksivi.coordinates._lines import by_few_points, kronrod
 from skksivi.coordinates._warp import Warp, fitted_warp, reshaped
-from skksivi.judge import THRESHOLDS, Grade
+from skksivi.judge import THRESHOLDS
 from skksivi.pilot._chains import N_OF_GAUSSIAN, ChainEnsemble
 from skksivi.pilot._importance import (
     PLAIN,
@@ -420,7 +420,7 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
 
 def _finished(warp: Warp, found: PilotPoints) -> PilotPoints:
     """Return points with their coordinates, whose drivers have the tails of these points unless they are weighed."""
-    if found.verdict.grade == Grade.RELIABLE_WEIGHTS:
+    if found.verdict.good and found.verdict.by == "weights":
         return found._replace(warp=warp)
     x = warp.unwarp(found.x)[0]
     shaped = reshaped(warp, x)

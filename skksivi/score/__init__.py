@@ -1,5 +1,6 @@
 """Scores of targets: what a function may be, and products with its Jacobian."""
 
+from skksivi.score._memory import remembered
 from skksivi.score._probe import in_double, probe
 from skksivi.score._products import choose_product
 from skksivi.score._score import (
@@ -21,5 +22,5 @@ from skksivi.score._target import ByWorkers, resolve_score
 __all__ = [
     "REJECTIONS", "BudgetError", "ByWorkers", "DifferentiableScore", "HasLogProb", "Score", "ScoreFunction",
     "ScoreWithProduct", "Stage", "Tally", "Tempered", "UntriedScore", "autograd_pullback", "choose_product",
-    "first_points", "in_double", "in_parts", "probe", "resolve_score",
+    "first_points", "in_double", "in_parts", "probe", "remembered", "resolve_score",
 ]  # fmt: skip

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from skksivi._utils.arrays import as_numbers
 from skksivi.score._refusals import tell
 from skksivi.score._tally import Doubt, Tally
 
@@ -193,6 +195,10 @@ class Score:
         What seems wrong with the domain of the target; it explains a fit that fails.
     advice : str
         How to compute the target more accurately, if it is computed in single precision.
+    up_to_constant : bool
+        The target's, see `skksivi.targets.Target`.
+    data : tuple of str
+        Checksums of its data, of those that it shows.
     tally : Tally
         Counts its evaluations in either dtype.
     """
@@ -221,6 +227,8 @@ class Score:
     labels: Labels | None = None
     doubt: Doubt | None = None
     advice: str = ""
+    up_to_constant: bool = False
+    data: tuple[str, ...] = ()
     tally: Tally = field(default_factory=Tally, compare=False)
 
     @property
@@ -236,6 +244,36 @@ class Score:
     def label(self, i: int) -> str:
         """Return the name of a coordinate for messages."""
         return f"`{self.names[i]}`" if self.names else f"`x[{i}]`"
+
+    def parameters_at(self, X: np.ndarray) -> tuple[list[str], np.ndarray]:
+        """Return the names and the values (n, k) of what the user calls parameters, at points (n, d).
+
+        Raises
+        ------
+        TypeError, ValueError
+            `constrain` does not return an array with a row for each point by the name of each parameter.
+        """
+        found: Mapping[str, ArrayLike] = {}
+        if self.constrain is not None:
+            with np.errstate(all="ignore"):  # numbers may overflow far out
+                found = self.tally.marking(self.constrain, X)
+            if not isinstance(found, Mapping):
+                raise TypeError(
+                    f"`constrain` of `target` returned a {type(found).__name__}, expected a dict of arrays."
+                )
+        if not found:
+            return [self.label(i).strip("`") for i in range(self.n_features)], X
+        names, columns = list[str](), list[np.ndarray]()
+        for name, values in found.items():
+            a = as_numbers(values, f"constrain(X)[{name!r}]")
+            if a.shape[:1] != (len(X),):
+                raise ValueError(
+                    f"`constrain` of `target` returned shape {a.shape} for {name!r}, expected {len(X)} rows as `X` "
+                    "has."
+                )
+            names += [f"{name}[{','.join(map(str, at))}]" if at else name for at in np.ndindex(a.shape[1:])]
+            columns.append(a.reshape(len(X), -1))
+        return names, np.concatenate(columns, 1)
 
     def from_prior(self, n: int, generator: torch.Generator) -> Tensor:
         """Return at most n points (k, d) from the target's prior, none where it knows none."""
@@ -366,13 +404,13 @@ def in_parts(
     RuntimeError
         f also raises where it is called first.
     """
-    call_first = again or (lambda n: f(first_points(2, x).repeat(-(-n // 2), 1)[:n]))
+    call_first = partial(tally.marking, again or (lambda n: f(first_points(2, x).repeat(-(-n // 2), 1)[:n])))
     errors, n_rejected, sizes = list[Exception](), 0, set[int]()
 
     def asked(part: Tensor) -> list[Result]:
         nonlocal n_rejected
         try:
-            return [f(part)]
+            return [tally.marking(f, part)]
         except NEVER_OF_POINTS:
             raise
         except POSSIBLE as error:

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 LOGGER = logging.getLogger("skksivi")
+
+T = TypeVar("T")
 
 #: Name of the stage of a fit before the first that is announced, and the unit of most lengths.
 CHECKS, CALLS = "checks", "score calls"
@@ -65,6 +67,7 @@ class Tally:
     n_mended: int = 0
     n_rejected: int = 0
     fault: str | None = field(default=None, compare=False, repr=False)
+    raised: Exception | None = field(default=None, compare=False, repr=False)  # by the target, last
     has_suspect: bool = field(default=False, compare=False, repr=False)
     is_random: bool = field(default=False, compare=False, repr=False)
     is_frugal: bool = field(default=False, compare=False, repr=False)
@@ -93,6 +96,14 @@ class Tally:
         self.n_products += products
         if self.listener is not None:
             self.listener.hear(self.total, self.limit)
+
+    def marking(self, f: Callable[..., T], *args: object) -> T:
+        """Call a function of the target, and remember what it raises as its own."""
+        try:
+            return f(*args)
+        except Exception as error:
+            self.raised = error
+            raise
 
     def found(self, fault: str | None) -> None:
         """Keep the first fault; a search that knows of one may take few more calls."""
@@ -172,7 +183,7 @@ class Tally:
 
     def __getstate__(self) -> dict[str, int | None]:
         """Leave the listener and the limit, which belong to one fit."""
-        own = {"limit": None, "spent": 0, "listener": None}
+        own = {"limit": None, "spent": 0, "listener": None, "raised": None}
         return {**vars(self), **own}
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol, TypeGuard
 
+import joblib
 import numpy as np
 import torch
 from joblib import Parallel, delayed, parallel_config
@@ -139,6 +140,8 @@ def resolve_score(
         constrain, rank, prior_draws = (
             getattr(score_fn, name, None) for name in ("constrain", "rank", "prior_draws")
         )
+        is_open = bool(getattr(getattr(score_fn, "target", score_fn), "up_to_constant", False))
+        found = replace(found, up_to_constant=is_open, data=checksums_of_data(score_fn))
         return replace(found, constrain=constrain, rank=rank, prior_draws=prior_draws)
 
     double = None if score.in_double is None else of_target(score.in_double)
@@ -147,6 +150,16 @@ def resolve_score(
     if warns and doubt is not None:
         warn_caller(doubt.words)
     return replace(score, doubt=doubt)
+
+
+def checksums_of_data(target: object) -> tuple[str, ...]:
+    """Return a checksum of the number of rows and of the observed data of a target, whatever their names, shapes and
+    order; of those that it shows.
+    """
+    observed = (getattr(target, "observed_data", None) or {}).values()
+    y = np.sort(np.concatenate([[], *(np.ravel(a) for a in observed if np.asarray(a).dtype.kind in "biuf")]))
+    n_rows = getattr(target, "n_rows", None)
+    return (f"rows {n_rows}",) * (n_rows is not None) + (f"data {joblib.hash(y + 0.0)}",) * bool(len(y))
 
 
 def _sketched(target: TargetOrScore) -> TargetOrScore:

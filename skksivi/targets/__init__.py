@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from skksivi.bridges import from_jax as from_jax
     from skksivi.bridges import from_numpyro as from_numpyro
     from skksivi.bridges import from_pymc as from_pymc
+    from skksivi.score import remembered as remembered
     from skksivi.targets._base import Target as Target
     from skksivi.targets._base import check_hyperprior as check_hyperprior
     from skksivi.targets._base import from_rows as from_rows
@@ -37,6 +38,7 @@ else:
     __all__, __dir__, __getattr__ = lazy(
         __name__,
         {
+            ".score": ["remembered"],
             "_base": ["Target", "check_hyperprior", "from_rows", "from_score_fn"],
             "_constrained": ["NamedTarget", "constrained", "coordinate_names", "from_log_prob"],
             ".bridges": ["from_bridgestan", "from_jax", "from_numpyro", "from_pymc"],

@@ -8,7 +8,7 @@ import pytest
 import torch
 from approximators import good_fit
 from linear_family import z_scores
-from members import every
+from members import every, refused
 from misbehaving import Misbehaving, raising
 from plain_targets import GaussianScore, generator, normal
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -43,19 +43,16 @@ def test_metropolis_leaves_the_target_invariant(target, h, ratio):
     """From exact draws, moments and Stein's identities stay those of the target; without the test they leave it."""
     log_ratio, h = RATIOS[ratio](target), torch.tensor(h, dtype=torch.float64)
     x, exact = target.sample(20_000, generator()), target.sample(20_000, generator(1))
-    states = {"adjusted": ChainState(x, target.score_fn(x))}
-    states["unadjusted"] = states["adjusted"]
-    g = generator(2)
+    adjusted = unadjusted = ChainState(x, target.score_fn(x))
+    g, always = generator(2), lambda u, *_: torch.full_like(u[:, 0], torch.inf)
     for _ in range(30):
-        states["adjusted"], alpha = mala_step(states["adjusted"], target.score_fn, log_ratio, h, g)
-        states["unadjusted"], _ = mala_step(
-            states["unadjusted"], target.score_fn, lambda u, *_: torch.full_like(u[:, 0], torch.inf), h, g
-        )
+        adjusted, alpha = mala_step(adjusted, target.score_fn, log_ratio, h, g)
+        unadjusted, _ = mala_step(unadjusted, target.score_fn, always, h, g)
     assert 0.2 < alpha.mean() < 0.95
-    assert (states["adjusted"].u != x).any(1).double().mean() > 0.99
-    assert stein_z_scores(*states["adjusted"]).max() < 4
-    assert stein_z_scores(*states["unadjusted"]).max() > 8
-    u = states["adjusted"].u
+    u = adjusted.u
+    assert (u != x).any(1).double().mean() > 0.99
+    assert stein_z_scores(*adjusted).max() < 4
+    assert stein_z_scores(*unadjusted).max() > 8
     gaps = (u.mean(0) - exact.mean(0)) / (u.var(0) / len(u) + exact.var(0) / len(exact)).sqrt()
     assert gaps.abs().max() < 4
 
@@ -63,9 +60,8 @@ def test_metropolis_leaves_the_target_invariant(target, h, ratio):
 def test_a_proposal_where_the_density_is_not_known_is_refused():
     state, h = ChainState(*torch.zeros(2, 50, 1).double()), torch.tensor(1.0, dtype=torch.float64)
     for ratio, slope in ((torch.nan, -1.0), (-torch.inf, -1.0), (0.0, torch.nan)):
-        kept, alpha = mala_step(
-            state, lambda x, a=slope: a * x, lambda u, *_, r=ratio: torch.full_like(u[:, 0], r), h, generator()
-        )
+        log_ratio = lambda u, *_, r=ratio: torch.full_like(u[:, 0], r)  # noqa: E731
+        kept, alpha = mala_step(state, lambda x, a=slope: a * x, log_ratio, h, generator())
         assert not alpha.any()
         assert kept.u.equal(state.u)
 
@@ -94,8 +90,7 @@ def test_a_run_that_hardly_moves_is_told():
 
 def test_step_sizes_fall_as_said():
     assert step_sizes(0.3)(0) == step_sizes(0.3)(10**6) == 0.3
-    epsilon = step_sizes((0.5, 10, 0.55))
-    assert epsilon(90) == pytest.approx(0.5 * 100**-0.55)
+    assert step_sizes((0.5, 10, 0.55))(90) == pytest.approx(0.5 * 100**-0.55)
 
 
 def test_a_decreasing_step_changes_the_run():
@@ -123,10 +118,8 @@ def test_minibatches_add_neither_noise_nor_bias():
 def test_scores_are_cut_unless_that_is_turned_off():
     """A target of sd .01 in its own units: the cut makes its tails exponential, at the rate of the longest score."""
     settings = {"whiten": None, "step_size": 1e-4, "init": np.zeros((500, 1)), "n_draws": 20, "random_state": 0}
-    cut, whole = (
-        SGLD(max_score=longest, **settings).fit(lambda x: -1e4 * x, n_features=1).chains_.std()
-        for longest in (5.0, None)
-    )
+    fits = (SGLD(max_score=longest, **settings).fit(lambda x: -1e4 * x, n_features=1) for longest in (5.0, None))
+    cut, whole = (q.chains_.std() for q in fits)
     assert whole == pytest.approx(0.01 * math.sqrt(1 / (1 - 1e-4 * 1e4 / 4)), rel=0.05)
     assert cut > 10 * whole
 
@@ -139,18 +132,13 @@ def test_chains_that_run_away_end_the_fit():
 # What all chains do
 
 
-def interrupted():
-    """A score that is interrupted at its 61st call with seven rows, one a chain."""
-    return Misbehaving(raising(KeyboardInterrupt), 60, rows=7)
-
-
 @both
 def test_ctrl_c_keeps_the_states_so_far(cls):
     settings = {"n_chains": 7, "n_warmup": 20, "thin": 3, "whiten": None, "random_state": 0}
     whole = cls(n_draws=30, **settings).fit(lambda x: -x, n_features=2)
     q = cls(n_draws=30, **settings)
     with pytest.raises(KeyboardInterrupt):
-        q.fit(interrupted(), n_features=2)
+        q.fit(Misbehaving(raising(KeyboardInterrupt), 60, rows=7), n_features=2)  # one row a chain
     n_kept = q.chains_.shape[1]
     assert 0 < n_kept < 30
     assert n_kept == (q.n_iter_ - 20) // 3
@@ -184,8 +172,7 @@ def test_draws_are_states_without_replacement_while_there_are_enough(cls, monkey
     q = cls(n_chains=10, n_warmup=0, n_draws=5, random_state=0).fit(lambda x: -x, n_features=2)
     states = q.chains_.reshape(-1, 2)
     np.testing.assert_array_equal(np.sort(q.sample(50), axis=0), np.sort(states, axis=0))
-    rows = {tuple(row) for row in states}
-    assert {tuple(row) for row in q.sample(500)} <= rows
+    assert {tuple(row) for row in q.sample(500)} <= {tuple(row) for row in states}
     chains = np.arange(10.0).reshape(2, 5, 1)
     drawn = Chains(chains, None).sample(50_000, generator()).numpy().ravel().astype(int)
     assert np.abs(np.bincount(drawn) - 5000).max() < 4.5 * math.sqrt(5000 * 0.9)
@@ -197,14 +184,13 @@ def test_draws_are_states_without_replacement_while_there_are_enough(cls, monkey
 def test_diagnose_tells_mixed_chains_from_others():
     q = good_fit("MALA")
     mixed = q.diagnose()
-    assert mixed.keys() == {"r_hat", "ess_bulk", "ess_tail"}
+    assert [*mixed] == ["r_hat", "ess_bulk", "ess_tail"]
     assert all(value.shape == (2,) for value in mixed.values())
     assert mixed["r_hat"].max() < 1.1
     q.chains_ = normal(4, 1000, 2).numpy()
     independent = q.diagnose()
     assert independent["r_hat"].max() < 1.01
-    for name in ("ess_bulk", "ess_tail"):
-        assert np.abs(independent[name] / 4000 - 1).max() < 0.2
+    assert np.abs([independent[name] / 4000 - 1 for name in ("ess_bulk", "ess_tail")]).max() < 0.2
     q.chains_ = normal(4, 1000, 2).numpy() + 3 * np.arange(4)[:, None, None]
     assert q.diagnose()["r_hat"].min() > 1.5
 
@@ -215,9 +201,7 @@ def test_diagnose_says_what_it_needs(cls, monkeypatch):
         cls().diagnose()
     settings = {"n_chains": 2, "n_warmup": 0, "random_state": 0}
     q = cls(n_draws=3, **settings).fit(lambda x: -x, n_features=1)
-    with pytest.raises(ValueError, match="needs 4 states per chain at least, got 3; raise `n_draws`"):
-        q.diagnose()
+    refused(ValueError, "needs 4 states per chain at least, got 3; raise `n_draws`", q.diagnose)
     monkeypatch.setitem(sys.modules, "arviz_stats.base", None)
     q = cls(n_draws=4, **settings).fit(lambda x: -x, n_features=1)
-    with pytest.raises(ImportError, match="needs arviz-stats; install it"):
-        q.diagnose()
+    refused(ImportError, "needs arviz-stats; install it", q.diagnose)

@@ -3,34 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from members import every
+from members import every, refused
 
-from skksivi.baselines import (
-    AISIVI,
-    KPG,
-    MIED,
-    SGLD,
-    SIVISM,
-    SVGD,
-    BatchAndMatch,
-    FullRankVI,
-    KSDDescent,
-    Laplace,
-    MeanFieldVI,
-)  # fmt: skip
+from skksivi import baselines
+from skksivi.baselines import MIED, SGLD, SVGD, BatchAndMatch, FullRankVI, KSDDescent, Laplace, MeanFieldVI
 from skksivi.kernels import Riesz
 from skksivi.targets import from_score_fn
 
 MISTAKES = [
-    (SIVISM(critic_hidden_layer_sizes=(8, 0)), "`critic_hidden_layer_sizes` must hold positive integers"),
-    (AISIVI(flow_hidden_layer_sizes=(0,)), "flow_hidden_layer_sizes"),
-    (KPG(kernel=Riesz()), "use Gaussian, IMQ or Laplace"),
+    (baselines.SIVISM(critic_hidden_layer_sizes=(8, 0)), "`critic_hidden_layer_sizes` must hold positive integers"),
+    (baselines.AISIVI(flow_hidden_layer_sizes=(0,)), "flow_hidden_layer_sizes"),
+    (baselines.KPG(kernel=Riesz()), "use Gaussian, IMQ or Laplace"),
     (SVGD(kernel="riesz"), "`kernel` is Riesz, but its derivatives are needed; use Gaussian, IMQ"),
     *((KSDDescent(kernel=k), "its derivatives are needed; use Gaussian or IMQ") for k in ("laplace", "riesz")),
-    *(
-        (SGLD(step_size=step), "`step_size` must")
-        for step in ((1, 2), (1, 0, 0.5), (-1, 1, 0), (1, 1, 2), ("a", 1, 1))
-    ),
+    *((SGLD(step_size=step), "`step_size` must") for step in ((1, 2), (1, 0, 0.5), (-1, 1, 0), (1, 1, 2), [*"a11"])),
     *((cls(init=[[1.0, 2.0]]), r"`init` has 1 row\(s\), expected 2 at least") for cls in (SVGD, KSDDescent, MIED)),
     *(
         (cls(init=np.zeros((2, 2))), r"`init` has shape \(2, 2\), expected \(2,\)")
@@ -50,5 +36,4 @@ def test_a_mistake_is_named(q, message):
     target = from_score_fn(lambda x: torch.where(x > -8, -x, torch.nan), 2)
     if "Log p" in message:
         target.log_prob = lambda x: torch.nan * x.sum(-1)
-    with pytest.raises(ValueError, match=message):
-        q.fit(target)
+    refused(ValueError, message, q.fit, target)

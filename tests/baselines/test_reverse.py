@@ -94,7 +94,6 @@ def _pushed(tau, e, x):
 @pytest.mark.parametrize("share", [0.1, 1.0])
 def test_the_gradient_of_the_training_is_that_of_the_divergence(share):
     q = LinearFamily()
-    est = AISIVI(
-        batch_size=30, n_inner_samples=150, n_couplings=2, flow_hidden_layer_sizes=(8,), prior_share=share, max_iter=1
-    )
+    settings = {"batch_size": 30, "n_inner_samples": 150, "n_couplings": 2, "flow_hidden_layer_sizes": (8,)}
+    est = AISIVI(**settings, prior_share=share, max_iter=1)
     assert z_scores(gradients(objective_of(est, q), q.parameters, 40), exact_gradient(q)).max() < 4.5

@@ -6,6 +6,7 @@ import io
 import math
 import os
 import re
+import shutil
 import sys
 import threading
 import zipfile
@@ -17,20 +18,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from members import every
+from members import every, refused
 from sklearn.model_selection import train_test_split
 
 from skksivi import datasets
-from skksivi.datasets import (
-    _base,
-    _uci,
-    fetch_boston,
-    fetch_waveform,
-    load_waveform,
-    load_waveform_posterior,
-    make_waveform,
-    uci_splits,
-)
+from skksivi.datasets import _base, _uci, fetch_boston, fetch_waveform, load_waveform, make_waveform
 from skksivi.datasets._base import Recipe, load_descr
 from skksivi.targets import BayesianLogisticRegression
 
@@ -48,29 +40,16 @@ ORIGINALS = {
 }
 
 
-def original(name):
+def put_original(name, home):
+    """Put an original file where a fetcher finds it; return its path."""
     path = UCI / ORIGINALS[name][0]
     if not path.exists():
         pytest.skip(f"there is no ../shared/data/uci/{path.name}, the original file, beside the repository")
-    return path
-
-
-def put_original(name, home):
-    """Put an original file where a fetcher finds it; return its path."""
-    path = original(name)
-    (home / path.name).write_bytes(path.read_bytes())
-    return path
+    return shutil.copy(path, home)
 
 
 def recipe_of(name):
     return _uci.WAVEFORM if name == "waveform" else _uci.RECIPES[name]
-
-
-def set_recipe(monkeypatch, name, recipe):
-    if name == "waveform":
-        monkeypatch.setattr(_uci, "WAVEFORM", recipe)
-    else:
-        monkeypatch.setitem(_uci.RECIPES, name, recipe)
 
 
 def compress(content):
@@ -125,7 +104,7 @@ def test_the_target_of_an_original_is_the_column_that_the_source_names(home):
         assert bunch.data.shape == shape == (len(bunch.target), len(bunch.feature_names))
         if name == "concrete":  # an Excel file
             continue
-        lines = [line for line in path.read_text("utf-8-sig").replace('"', "").splitlines() if line.strip()]
+        lines = [line for line in Path(path).read_text("utf-8-sig").replace('"', "").splitlines() if line.strip()]
         row = np.array(lines[-1].replace(",", " ").replace(";", " ").split(), dtype=float)
         X, y = np.asarray(bunch.data), np.asarray(bunch.target)
         whole = np.insert(X[-1], 0 if name == "protein" else shape[1], y[-1])
@@ -142,8 +121,7 @@ def test_the_waveform_split_is_the_benchmarks(home):
     assert set(y) == {0, 1, 2}
     assert np.issubdtype(y.dtype, np.integer)
     train, test = (fetch_waveform(data_home=home, subset=subset) for subset in ("train", "test"))
-    assert train.data.shape == (400, 21)
-    assert test.data.shape == (4600, 21)
+    assert (train.data.shape, test.data.shape) == ((400, 21), (4600, 21))
     assert len(train.target_names) == 2
     Z = np.concatenate([train.data, test.data])
     np.testing.assert_allclose(Z.mean(0), 0, atol=1e-12)
@@ -165,16 +143,11 @@ TEXT = "a,b,c,y\n" + "\n".join(",".join(map(str, row)) for row in TABLE)
 def small(server, monkeypatch):
     """A recipe of 20 rows with two addresses, of which the first is not there, under the name of Boston's."""
     (server.folder / "small.csv").write_text(TEXT)
-    recipe = Recipe(
-        name="boston",
-        urls=(f"{server.url}/gone.zip", f"{server.url}/small.csv"),
-        files=("table.csv", "table.xls"),
-        sha256=hashlib.sha256(TABLE.astype("<f8").tobytes()).hexdigest(),
-        n_samples=20,
-        feature_names=("a", "b", "c"),
-        target="y",
-    )
-    set_recipe(monkeypatch, "boston", recipe)
+    names = {"name": "boston", "feature_names": ("a", "b", "c"), "target": "y"}
+    urls, files = (f"{server.url}/gone.zip", f"{server.url}/small.csv"), ("table.csv", "table.xls")
+    sha256 = hashlib.sha256(TABLE.astype("<f8").tobytes()).hexdigest()
+    recipe = Recipe(**names, urls=urls, files=files, sha256=sha256, n_samples=20)
+    monkeypatch.setitem(_uci.RECIPES, "boston", recipe)
 
 
 def fetch_small(home, **options):
@@ -218,14 +191,13 @@ LAYOUTS = {
 @every("name", list(LAYOUTS))
 def test_a_file_put_there_by_hand_is_enough_and_is_read_up_to_the_limit(name, small, server, home, monkeypatch):
     recipe = recipe_of("boston")
-    set_recipe(monkeypatch, "boston", replace(recipe, files=(*recipe.files, "table.csv.Z")))
+    monkeypatch.setitem(_uci.RECIPES, "boston", replace(recipe, files=(*recipe.files, "table.csv.Z")))
     (home / name).write_bytes(LAYOUTS[name])
     fetch_small(home)
     assert not server.asked
     with monkeypatch.context() as patch:
         patch.setattr(_base, "MAX_BYTES", len(TEXT) // 2)
-        with pytest.raises(ValueError, match="it has more than"):
-            fetch_small(home)
+        refused(ValueError, "it has more than", fetch_small, home)
     (home / name).unlink()
 
 
@@ -233,8 +205,7 @@ def test_a_file_put_there_by_hand_is_enough_and_is_read_up_to_the_limit(name, sm
 @every("content", [b"", TEXT[:-9].encode(), archive(other=b"1")])
 def test_a_wrong_file_put_there_by_hand_is_named_and_kept(name, content, small, home):
     (home / name).write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{name}' does not hold the boston data: .*\. Remove it"):
-        fetch_small(home)
+    refused(ValueError, rf"{name}' does not hold the boston data: .*\. Remove it", fetch_small, home)
     (home / name).unlink()
 
 
@@ -266,8 +237,7 @@ def test_a_library_that_is_missing_is_named_with_the_remedy(small, server, home,
     assert not server.asked
     monkeypatch.setitem(sys.modules, "python_calamine", None)
     (home / "table.xls").touch()
-    with pytest.raises(ImportError, match=r"needs python-calamine: .*pip install"):
-        fetch_small(home)
+    refused(ImportError, r"needs python-calamine: .*pip install", fetch_small, home)
 
 
 # The list of recipes
@@ -288,7 +258,7 @@ def test_a_recipe_is_whole(name):
 
 def test_the_first_split_is_the_papers():
     X = np.arange(506.0)[:, None] ** 2
-    for (train, test), seed in zip(uci_splits("boston", 3), (42, 43, 44), strict=True):
+    for (train, test), seed in zip(datasets.uci_splits("boston", 3), (42, 43, 44), strict=True):
         X_train, X_test = train_test_split(X, test_size=0.1, random_state=seed)
         np.testing.assert_array_equal(X[train], X_train)
         np.testing.assert_array_equal(X[test], X_test)
@@ -301,12 +271,8 @@ NO_NAMES = ["iris", 3, None, np.array(["train", "test"])]
 NO_FOLDERS = [3, True, b"folder", "nul\0byte"]
 
 #: Bad values by the type of the default, or by the name of an argument.
-BAD = {
-    int: NO_INTEGERS, float: NO_SECONDS, bool: NO_TRUTH, "name": NO_NAMES, "subset": NO_NAMES,
-    "data_home": NO_FOLDERS,
-}  # fmt: skip
-#: Values of arguments without a default, and those with which nothing is downloaded where a bad one is taken.
-GIVEN = {"name": "yacht", "download_if_missing": False}
+BAD = {int: NO_INTEGERS, float: NO_SECONDS, bool: NO_TRUTH}
+BAD |= {"name": NO_NAMES, "subset": NO_NAMES, "data_home": NO_FOLDERS}
 
 CASES = {
     f"{function}({argument}={bad!r})": (function, argument, bad)
@@ -320,15 +286,10 @@ CASES = {
 @every("function, argument, bad", CASES)
 def test_a_bad_argument_is_refused_by_name(function, argument, bad, tmp_path):
     function = getattr(datasets, function)
-    given = {**GIVEN, "data_home": tmp_path, argument: bad}
+    given = {"name": "yacht", "download_if_missing": False, "data_home": tmp_path, argument: bad}
     arguments = {name: given[name] for name in inspect.signature(function).parameters if name in given}
-    with pytest.raises((TypeError, ValueError), match=rf"\b{re.escape(argument)}\b"):
-        function(**arguments)
+    refused((TypeError, ValueError), rf"\b{re.escape(argument)}\b", lambda: function(**arguments))
     assert not list(tmp_path.iterdir())
-
-
-def moments(X, y):
-    return [(X[y == k].mean(0), X[y == k].var(0), (y == k).sum()) for k in range(3)]
 
 
 def test_class_moments_are_those_of_the_mixture():
@@ -336,25 +297,23 @@ def test_class_moments_are_those_of_the_mixture():
     X, y = make_waveform(60_000, random_state=0)
     j = np.arange(1, 22)
     h = [np.maximum(6 - np.abs(j - peak), 0) for peak in (11, 15, 7)]
-    for (mean, variance, n), (a, b) in zip(moments(X, y), [(1, 2), (0, 2), (0, 1)], strict=True):
-        expected = 1 + (h[a] - h[b]) ** 2 / 12
-        assert np.abs((mean - (h[a] + h[b]) / 2) / np.sqrt(expected / n)).max() < 4
-        assert np.abs((variance - expected) / (expected * np.sqrt(2 / n))).max() < 4
+    for k, (a, b) in enumerate([(1, 2), (0, 2), (0, 1)]):
+        of_class, expected = X[y == k], 1 + (h[a] - h[b]) ** 2 / 12
+        n = len(of_class)
+        assert np.abs((of_class.mean(0) - (h[a] + h[b]) / 2) / np.sqrt(expected / n)).max() < 4
+        assert np.abs((of_class.var(0) - expected) / (expected * np.sqrt(2 / n))).max() < 4
 
 
 def test_the_generator_is_seeded_and_checked():
     for a, b in zip(make_waveform(10, random_state=3), make_waveform(10, random_state=3), strict=True):
         np.testing.assert_array_equal(a, b)
     assert make_waveform(0)[0].shape == (0, 21)
-    with pytest.raises(ValueError, match="n_samples"):
-        make_waveform(-1)
+    refused(ValueError, "n_samples", lambda: make_waveform(-1))
 
 
 def test_the_benchmark_set_is_the_papers():
-    bunch = load_waveform()
-    X, y = load_waveform(return_X_y=True)
-    np.testing.assert_array_equal(bunch.data, X)
-    np.testing.assert_array_equal(bunch.target, y)
+    bunch, (X, y) = load_waveform(), load_waveform(return_X_y=True)
+    np.testing.assert_array_equal(np.column_stack([bunch.data, bunch.target]), np.column_stack([X, y]))
     assert X.shape == (400, len(bunch.feature_names)) == (400, 21)
     assert set(y) == {0, 1}
     assert np.mean(y) == pytest.approx(2 / 3, abs=4 * np.sqrt(2 / 9 / 400))
@@ -364,7 +323,7 @@ def test_the_benchmark_set_is_the_papers():
 
 def test_the_reference_draws_belong_to_the_posterior():
     """Stein identity E[s] = 0 within 4.5 standard errors for the 22 coefficients."""
-    draws = load_waveform_posterior()
+    draws = datasets.load_waveform_posterior()
     assert draws.shape == (2000, 22)
     target = BayesianLogisticRegression(*load_waveform(return_X_y=True), fit_intercept=True)
     s = target.score_fn(torch.as_tensor(draws).double())

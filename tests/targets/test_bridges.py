@@ -11,21 +11,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from members import every
+from members import every, refused
 from plain_targets import normal, resolved, stan
 from scipy.stats import norm
 
+from skksivi import targets
 from skksivi.bridges._jax import JaxTarget
-from skksivi.targets import (
-    Banana,
-    Target,
-    coordinate_names,
-    from_bridgestan,
-    from_jax,
-    from_log_prob,
-    from_numpyro,
-    from_pymc,
-)
+from skksivi.targets import Target, from_bridgestan, from_jax, from_log_prob, from_numpyro, from_pymc
 
 Y = (0.3, 1.9, -0.4, 1.1, 2.2)
 D = 5  # coordinates of mu, sigma > 0, p in (-1, 2) and w in the simplex of three
@@ -72,15 +64,10 @@ class Stan:
         return ["mu", "sigma", "p", "w.1", "w.2", "w.3"]
 
 
-def make_log_prob():
-    return from_log_prob(lambda x: torch.stack([unconstrained(row)[1] for row in x]), D)
-
-
 def in_jax(x):
     import jax
-    import jax.numpy as jnp
 
-    return unconstrained(x, jax.nn.sigmoid, jnp.log, jnp.exp)[1]
+    return unconstrained(x, jax.nn.sigmoid, jax.numpy.log, jax.numpy.exp)[1]
 
 
 def make_jax():
@@ -127,8 +114,8 @@ def without_c_compiler():
 
 
 MAKERS = {
-    "torch": make_log_prob, "JAX": make_jax, "NumPyro": make_numpyro, "PyMC": make_pymc,
-    "Stan": lambda: from_bridgestan(Stan()),
+    "torch": lambda: from_log_prob(lambda x: torch.stack([unconstrained(row)[1] for row in x]), D),
+    "JAX": make_jax, "NumPyro": make_numpyro, "PyMC": make_pymc, "Stan": lambda: from_bridgestan(Stan()),
 }  # fmt: skip
 
 
@@ -204,11 +191,6 @@ def bare_stan(shape=(D,)):
     return from_bridgestan(stan(D, lambda theta: (0.0, np.zeros(shape))))
 
 
-def test_a_stan_model_without_parameters_gives_its_coordinates():
-    x = points()
-    np.testing.assert_array_equal(bare_stan().constrain(x)["x"], x)
-
-
 def test_parameters_are_in_their_space_by_name(constraining):
     parameters = constraining.constrain(points())
     for name, shape in {"mu": (6,), "sigma": (6,), "p": (6,), "w": (6, 3)}.items():
@@ -228,8 +210,8 @@ def test_single_precision_is_answered_in_single_precision(target):
     torch.testing.assert_close(s.double(), target.score_fn(x.double()), rtol=1e-4, atol=1e-4)
 
 
-def test_rows_are_independent_of_their_number(foreign):
-    x = points(33)
+def test_rows_are_independent_of_their_number_also_in_a_copy(foreign):
+    foreign, x = copy.copy(foreign), points(33)
     torch.testing.assert_close(foreign.score_fn(x)[-1:], foreign.score_fn(x[-1:]), rtol=1e-12, atol=1e-12)
     parameters = foreign.constrain(x)
     for name, value in foreign.constrain(x[-1:]).items():
@@ -364,7 +346,9 @@ def test_arrays_of_stan_are_put_together():
     assert from_bridgestan(arrays, include_tp=True).constrain([[0.0]])["last"] == [8.0]
 
 
-def test_the_density_of_stan_has_its_constants():
+def test_the_density_of_stan_has_its_constants_and_without_parameters_it_gives_its_coordinates():
+    np.testing.assert_array_equal(bare_stan().constrain(points())["x"], points())
+
     class Normalised(Stan):
         def log_density_gradient(self, theta, *, propto=True, jacobian=True):
             value, gradient = super().log_density_gradient(theta)
@@ -395,27 +379,19 @@ def test_pymc_does_not_raise_where_a_scale_underflows():
 
 
 @every("error", [RuntimeError, ZeroDivisionError, np.linalg.LinAlgError])
-def test_rejected_rows_are_nan_and_the_others_right(error):
-    class Rejects(Stan):
-        def log_density_gradient(self, theta):
-            if theta[0] > 0.5:
-                raise error("rejected")
-            return super().log_density_gradient(theta)
+def test_rejected_rows_are_nan_and_the_others_right_but_a_fault_in_the_model_is_raised(error):
+    def rejects(theta):
+        if theta[0] > 0.5:
+            raise error("rejected")
+        return 0.0, -theta
 
     x = points(20)
-    s, rejected = from_bridgestan(Rejects()).score_fn(x), x[:, 0] > 0.5
+    rejected = x[:, :1] > 0.5
     assert 0 < rejected.sum() < len(x)
-    assert s[rejected].isnan().all()
-    torch.testing.assert_close(s[~rejected], made("Stan").score_fn(x[~rejected]))
-
-
-def test_a_fault_in_the_model_is_raised():
-    class Faulty(Stan):
-        def log_density_gradient(self, theta):
-            return theta["no"], theta
-
+    s = from_bridgestan(stan(D, rejects)).score_fn(x)
+    torch.testing.assert_close(s, torch.where(rejected, torch.nan, -x), equal_nan=True)
     with pytest.raises(IndexError):
-        from_bridgestan(Faulty()).score_fn(points())
+        from_bridgestan(stan(D, lambda theta: (theta["no"], theta))).score_fn(points())
 
 
 # How JAX is used
@@ -457,8 +433,7 @@ def test_without_a_second_derivative_products_are_differences():
         return -(x**4).sum()
 
     log_density.defvjp(lambda x: (log_density(x), x), lambda x, g: (-4 * g * x**3,))
-    target = from_jax(log_density, 2)
-    score = resolved(target)
+    score = resolved(from_jax(log_density, 2))
     assert score.by_differences
     x, v = torch.tensor([[1.0, -2.0]]).double(), torch.tensor([[1.0, 3.0]]).double()
     torch.testing.assert_close(score.product(x, v), -12 * x**2 * v, rtol=1e-6, atol=0)
@@ -488,10 +463,6 @@ def test_loops_go_row_by_row_and_leave_the_model_as_it_was():
 # Copies, processes and threads
 
 
-def test_copies_share_what_is_compiled(foreign):
-    assert copy.copy(foreign)._compiled is foreign._compiled
-
-
 @pytest.mark.parametrize(
     "name", ["JAX", *(pytest.param(name, marks=pytest.mark.slow) for name in ("NumPyro", "PyMC")), "Stan"]
 )
@@ -506,20 +477,18 @@ def test_another_process_gets_the_same_target(name):
 
 
 def test_threads_do_not_mix_what_a_model_writes():
-    class Slow(Stan):
-        def log_density_gradient(self, theta):
-            self.buffer[:] = -theta
-            time.sleep(1e-4)
-            return -theta @ theta / 2, self.buffer
+    buffer = np.empty(D)
 
-    target = from_bridgestan(Slow())
+    def slow(theta):
+        buffer[:] = -theta
+        time.sleep(1e-4)
+        return -theta @ theta / 2, buffer
+
+    target = from_bridgestan(stan(D, slow))
     batches = [points(20) + k for k in range(4)]
     with ThreadPoolExecutor(4) as pool:
         for x, s in zip(batches, pool.map(target.score_fn, batches), strict=True):
             assert (s == -x).all()
-
-
-# Fits
 
 
 # What is wrong is told
@@ -542,7 +511,7 @@ def no_parameters_in_pymc():
 @pytest.mark.parametrize(
     ("library", "make", "error", "message"),
     [
-        ("torch", lambda: coordinate_names(Banana()), TypeError, "`shapes` must be a dict .* got a Banana"),
+        ("torch", lambda: targets.coordinate_names(targets.Banana()), TypeError, "must be a dict .* got a Banana"),
         ("torch", lambda: from_log_prob(3, 2), TypeError, "`log_prob` must be callable, got a int"),
         ("torch", lambda: from_log_prob(torch.sum, 0), ValueError, "n_features"),
         ("torch", lambda: from_log_prob(torch.sum, 2, ["a"]), ValueError, "2 different strings"),
@@ -552,12 +521,7 @@ def no_parameters_in_pymc():
         ("torch", lambda: from_bridgestan(3), TypeError, "`log_density_gradient`"),
         ("torch", lambda: made("Stan").constrain(np.ones((2, 4))), ValueError, "4 columns, expected 5"),
         ("torch", lambda: made("Stan").constrain(np.full((2, D), np.nan)), ValueError, "NaN"),
-        (
-            "torch",
-            lambda: bare_stan((2,)).score_fn(points()),
-            ValueError,
-            r"returned shapes \(\) and \(2,\) for a point of shape \(5,\)",
-        ),
+        ("torch", lambda: bare_stan((2,)).score_fn(points()), ValueError, r"shapes \(\) and \(2,\) for .* \(5,\)"),
         ("jax", lambda: from_jax(3, 2), TypeError, "`log_density` must be callable"),
         ("jax", lambda: from_jax(lambda x: x, 2), ValueError, "one number"),
         ("jax", lambda: from_jax(lambda x: None, 2), ValueError, "one number"),
@@ -570,8 +534,7 @@ def no_parameters_in_pymc():
 )
 def test_wrong_arguments(library, make, error, message):
     pytest.importorskip(library)
-    with pytest.raises(error, match=message):
-        make()
+    refused(error, message, make)
 
 
 @pytest.mark.slow
@@ -589,29 +552,23 @@ def test_wrong_models_in_numpyro():
         (lambda: from_numpyro(lambda: numpyro.sample("y", dist.Normal(0, 1), obs=1.0)), ValueError, "no continuous"),
         (lambda: from_numpyro(lambda: numpyro.sample("k", dist.Poisson(3))), RuntimeError, "discrete"),
     ):
-        with pytest.raises(error, match=message):
-            make()
+        refused(error, message, make)
 
 
-@pytest.mark.parametrize(
-    ("module", "make"),
-    [
-        ("jax", lambda: from_jax(lambda x: x.sum(), 2)),
-        ("numpyro", lambda: from_numpyro(in_numpyro, Y)),
-        ("pymc", lambda: from_pymc(None)),
-    ],
-)
+BRIDGES = {"jax": lambda: from_jax(sum, 2), "numpyro": lambda: from_numpyro(sum), "pymc": lambda: from_pymc(None)}
+
+
+@pytest.mark.parametrize(("module", "make"), BRIDGES.items())
 def test_missing_libraries_are_named(monkeypatch, module, make):
     for name in [name for name in sys.modules if name.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"pip install 'skksivi\[{module}\]'"):
-        make()
+    refused(ImportError, rf"pip install 'skksivi\[{module}\]'", make)
 
 
 @pytest.mark.filterwarnings("ignore:The target seems bounded")
-@pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("kind", ["poisson", "overdispersed"])
+@every("double", [False, True])
+@every("kind", ["poisson", "overdispersed"])
 def test_covariates_on_their_own_scale_are_no_fault_of_a_product(kind, double):
     jax = pytest.importorskip("jax", reason="the bridge needs JAX")
     jnp, rng = jax.numpy, np.random.RandomState(0)

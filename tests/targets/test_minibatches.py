@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from members import every
+from members import every, refused
 from plain_targets import normal, resolved
 from sklearn.base import clone
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, targets
 from skksivi.baselines import SIVI, SVGD, FullRankVI, MeanFieldVI
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._whitening import score_for_training
@@ -23,14 +23,7 @@ from skksivi.pilot._large_data import MAX_ERROR, TOLERANCE, Expansion, corrected
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import Halves
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, value_and_gradients
-from skksivi.targets import (
-    BayesianLogisticRegression,
-    BayesianMultinomialRegression,
-    BayesianNeuralNetwork,
-    Minibatches,
-    _base,
-    from_rows,
-)
+from skksivi.targets import BayesianLogisticRegression, Minibatches, from_rows
 
 pytestmark = pytest.mark.usefixtures("uncertified")
 
@@ -74,16 +67,13 @@ def score_in_u(target, seed=0):
 
 
 def test_all_three_ways_see_the_same_minibatches_and_products():
-    u = normal(6, D)
-    results = []
+    u, expected = normal(6, D), None
     for target in TARGETS.values():
         halves = score_in_u(Minibatches(target, 10))
         assert isinstance(halves, Halves)
         s, pull = halves.with_pullback(u)
-        results.append((s, pull(u)))
-    for s, product in results:
-        torch.testing.assert_close(s, results[0][0])
-        torch.testing.assert_close(product, results[0][1], rtol=1e-5, atol=1e-6)  # of one minibatch
+        expected = expected or (s, pull(u))
+        torch.testing.assert_close((s, pull(u)), expected, rtol=1e-5, atol=1e-6)  # of one minibatch
 
 
 def gradient(halves, u, estimator):
@@ -128,11 +118,9 @@ def test_a_fit_by_minibatches_is_one_to_the_posterior_of_all_of_the_data(name, g
 
 
 def test_a_target_without_rows_is_refused():
-    with pytest.raises(TypeError, match=r"no `n_rows`.*from_rows"):
-        Minibatches(lambda x: -x, 10)
+    refused(TypeError, r"no `n_rows`.*from_rows", lambda: Minibatches(lambda x: -x, 10))
     for wrong in (0, 2.5):
-        with pytest.raises((TypeError, ValueError), match="batch_size"):
-            Minibatches(FULL, wrong)
+        refused((TypeError, ValueError), "batch_size", Minibatches, FULL, wrong)
 
 
 def test_a_score_that_draws_by_itself_is_told():
@@ -163,17 +151,18 @@ def test_minibatches_lead_where_all_of_the_data_do(q):
 
 # All of the data, a block at a time
 
+WEIGHTS = np.linspace(0, 2, N_ROWS)
 DIVISIBLE = {
     **TARGETS,
-    "weighted": BayesianLogisticRegression(X, Y, sample_weight=np.linspace(0, 2, N_ROWS)),
-    "multinomial": BayesianMultinomialRegression(X, Y + (X[:, 0] > 1), sample_weight=np.linspace(0, 2, N_ROWS)),
-    "network": BayesianNeuralNetwork(X, X[:, 0], n_hidden=2, hyperprior=(1.0, 0.1)),
+    "weighted": BayesianLogisticRegression(X, Y, sample_weight=WEIGHTS),
+    "multinomial": targets.BayesianMultinomialRegression(X, Y + (X[:, 0] > 1), sample_weight=WEIGHTS),
+    "network": targets.BayesianNeuralNetwork(X, X[:, 0], n_hidden=2, hyperprior=(1.0, 0.1)),
 }
 
 
 def shrink_blocks(monkeypatch):
     for name, value in {"N_BLOCK": 16, "MAX_PAIRS": 64, "MAX_MATRIX": 100}.items():
-        monkeypatch.setattr(_base, name, value)
+        monkeypatch.setattr(f"skksivi.targets._base.{name}", value)
 
 
 @every("target", DIVISIBLE)
@@ -194,13 +183,8 @@ def test_blocks_of_rows_give_the_score_and_products_of_all_of_them(target):
 def test_no_matrix_of_points_by_rows_is_larger_than_a_block(monkeypatch):
     shrink_blocks(monkeypatch)
     seen = []
-
-    def score_fn(x, rows):
-        seen.append(len(x) * len(rows))
-        return -x
-
-    target = Minibatches(from_rows(score_fn, n_rows=N_ROWS, n_features=D), 10)
-    score = resolved(target)
+    target = from_rows(lambda x, rows: seen.append(len(x) * len(rows)) or -x, n_rows=N_ROWS, n_features=D)
+    score = resolved(Minibatches(target, 10))
     x = normal(500, D)
     score.product(x, score(x))
     assert max(seen) <= 64
@@ -312,14 +296,9 @@ def test_without_a_single_mode_there_is_no_expansion():
     assert _large_data.large_data(resolved(FULL)).mode is None  # no minibatches
 
 
-def exact_start(target):
-    found, _ = find_whitening("laplace", resolved(target), torch.Generator())
-    return found.map.m.numpy(), found.map.L.numpy()
-
-
 def test_a_training_on_minibatches_leaves_an_exact_start_where_it_is():
     target = LARGE["own product"]
-    m, L = exact_start(target)
+    m, L = (a.numpy() for a in find_whitening("laplace", resolved(target), torch.Generator())[0].map)
     q = KSIVIApproximator(whiten=(m, L), max_iter=50, random_state=0).fit(Minibatches(target, 100))
     draws = (q.sample(20_000) - m) @ np.linalg.inv(L).T
     assert np.abs(draws.mean(0)).max() < 0.1

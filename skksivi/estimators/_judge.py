@@ -21,7 +21,7 @@ from skksivi.coordinates._affine import Affine, Identity
 from skksivi.coordinates._whitening import LONG_CHAINS, Whitening, n_looks
 from skksivi.families._derived import knows_density
 from skksivi.families._samplers import Layer, Layers, Sampler
-from skksivi.families._weights import cost_of_weights, weighted_draws, with_parameters
+from skksivi.families._weights import N_CHEAP, cost_of_weights, weighted_draws, with_parameters
 from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, WeightedDraws, monotone_in, words_of
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
@@ -42,6 +42,9 @@ LEVELS = np.array([0.05, 0.95])
 
 #: Calls that a verdict may take to know numbers within their limit, however few the fit has taken.
 MOST_CHECKED = 4096
+
+#: Calls of a training for each weighted draw: the density of a network takes as long as some hundred of its steps.
+OF_NETWORK = 256
 
 #: Draws by whose scores Stein's identities tell a fit that is far off after a long training.
 N_STEIN = 4000
@@ -92,30 +95,39 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
         return Judged(Verdict(Grade.UNKNOWN, reason, "check the fit by `skksivi.diagnose`, and report this error"))
 
 
-def _judge(sampler: Layer | Layers, score: Score, seed: int, n_values: int, most: int | None) -> Judged:
+def _judge(sampler: Layer | Layers, score: Score, seed: int, n_values: int, most_calls: int | None) -> Judged:
     """Ask in the order of cost: Stein's identities, if the scores for these are few beside those of a training;
     weights; what needs none.
     """
-    is_long = isinstance(sampler, Layer) and n_values > 10 * N_STEIN
-    if is_long and (words := _contradiction(sampler, score, seed, N_STEIN)) is not None:
+    is_long = isinstance(sampler, Layer) and n_values > 2 * N_STEIN
+    x, s = _scored(sampler, score, seed, N_STEIN) if is_long else (torch.empty(0), torch.empty(0))
+    if is_long and (words := _contradiction_of(x, s, score, _of_chains(sampler, seed))) is not None:
         return Judged(Verdict(Grade.WRONG, words, by="identities"))
-    found = _by_weights(sampler, score, seed, n_values)
+    is_network = isinstance(sampler, Layer) and not sampler.family.mean.is_affine
+    most = max(N_CHEAP, n_values // OF_NETWORK) if is_network else 0
+    found = _by_weights(sampler, score, seed, n_values, most)
     verdict = found.verdict
+    if (
+        is_long and most and verdict.grade == Grade.ROUGH and verdict.by == "weights"
+    ):  # which a training need not wait for
+        by_identities = Verdict.of(_of_identities(x, s), score.label, "identities")
+        verdict = by_identities if by_identities.good else verdict
+        found = found._replace(verdict=verdict)
     if verdict.good and (reason := _of_search(sampler.whitening)) is not None:
         return found._replace(verdict=replace(verdict, grade=Grade.ROUGH, reason=reason))
     # of the many numbers of many features some seem wrong by chance, which chains that know them tell
     is_wrong = verdict.grade == Grade.WRONG and not _knows_many(sampler)
     if score.tally.is_scarce or verdict.good or is_wrong:
         return found
-    return found._replace(verdict=_without_weights(sampler, score, seed, verdict, most))
+    return found._replace(verdict=_without_weights(sampler, score, seed, verdict, most_calls))
 
 
 def _knows_many(sampler: Layer | Layers) -> bool:
     return sampler.n_features >= MANY_FEATURES and sampler.whitening.mean_se is not None
 
 
-def _by_weights(sampler: Layer | Layers, score: Score, seed: int, n_values: int) -> Judged:
-    """Judge a fit by weighted draws, more where fewer leave a doubt, up to 32 times as many."""
+def _by_weights(sampler: Layer | Layers, score: Score, seed: int, n_values: int, most: int) -> Judged:
+    """Judge a fit by weighted draws, more where fewer leave a doubt, up to 32 times, or the most unless zero."""
     tally, found = score.tally, Judged(Verdict(Grade.ROUGH, "the weights of its draws are not known"))
     # else the density costs little beside the training
     if isinstance(sampler, Layers) and sampler.family.n_layers * n_values < 1_000_000:
@@ -138,7 +150,7 @@ def _by_weights(sampler: Layer | Layers, score: Score, seed: int, n_values: int)
         most_spent = max(spent, MOST_CHECKED) if _is_doubtful(verdict, draws) else spent / 10
         is_spent = n >= 4 and tally.total - before > most_spent
         is_vain = _knows_many(sampler) and sampler.whitening.converged and n >= 2 and not draws.trusted
-        is_last = is_spent or is_vain or (n == 16 and (verdict.good or has_many))
+        is_last = is_spent or is_vain or 0 < most < 2 * len(draws.X) or (n == 16 and (verdict.good or has_many))
         if is_last or not is_open(verdict, draws):
             break
     return found
@@ -362,11 +374,6 @@ def _of_chains(sampler: Layer | Layers, seed: int) -> Errors | None:
     se, unknown = whitening.mean_se / unit, np.full_like(fit.quantiles, math.nan)
     posterior = Numbers(whitening.mean, unit, unknown, whitening.mean_se, unit * se, unknown)
     return Errors.between(fit, posterior)
-
-
-def _contradiction(sampler: Layer | Layers, score: Score, seed: int, n: int) -> str | None:
-    """Say where n draws of a fit contradict Stein's identities by far."""
-    return _contradiction_of(*_scored(sampler, score, seed, n), score, _of_chains(sampler, seed))
 
 
 def _contradiction_of(x: Tensor, s: Tensor, score: Score, chains: Errors | None) -> str | None:

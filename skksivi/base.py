@@ -467,6 +467,7 @@ def _doubted(probed: Score, fit: Fit, run: Run) -> Score:
 
 def learn(est: BaseApproximator, fit: Fit, run: Run) -> None:
     """Store a fit on an estimator."""
+    est.__dict__.pop("weighted_draws_", None)  # those that something else has drawn of the last fit
     est.__dict__.update(learned_attributes(fit, run, est.dtype))
     est.__dict__.update({"_dtype_of_draws": resolving_dtype(fit.sampler, est.dtype, run.device)})
 

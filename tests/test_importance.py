@@ -221,6 +221,10 @@ def test_further_draws_follow_those_that_were_kept():
     importance_sample(q, target, n_samples=10**6, max_score_calls=2000)
     assert n < sum(calls) < n + 2400  # with checks of the target
     assert n_rows < len(q.weighted_draws_.X) < n_rows + 2000
+    rival = fitted([0.0] * 3, [1.0] * 3)
+    importance_sample(rival, target, n_samples=200)
+    with pytest.raises(ValueError, match="has kept no weighted draws: pass `target`"):
+        summary(rival.fit(counted(3, 5.0)[0]))  # those of another fit are gone
     other = importance_sample(q, counted(3, 0.2)[0], n_samples=500, random_state=0)
     assert len(other.X) == 500
     assert other.certificate().divergence > 0.02 > importance_sample(q).certificate().divergence

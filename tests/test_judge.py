@@ -212,6 +212,21 @@ def mixture(weights, sds, d):
     return from_log_prob(log_prob, d)
 
 
+@pytest.mark.slow
+def test_a_shoulder_is_found_and_fitted():
+    """1.5% of the mass lies around -4 sd of a coordinate that bends with another."""
+
+    def log_prob(x):
+        z = x[:, 4] - 0.3 * (x[:, 0].square() - 1)
+        parts = -z.square() / 2 + math.log(0.985), -((z + 4) / 1.5).square() / 2 + math.log(0.015 / 1.5)
+        return torch.stack(parts).logsumexp(0) - x[:, :4].square().sum(1) / 2
+
+    q = KSIVIApproximator(train=False, random_state=2).fit(from_log_prob(log_prob, 5))
+    assert q.verdict_.good
+    low, high = np.quantile(q.sample(50_000)[:, 4], [0.001, 0.999])
+    assert high - low == pytest.approx(10.12, rel=0.2)
+
+
 @pytest.mark.parametrize("raises", [False, True])
 def test_lines_are_not_refined_where_the_score_ends(raises):
     """Where its score is NaN, or it raises, a target known by its score alone has no mass to be integrated."""

@@ -232,7 +232,12 @@ def expectation(
 def _values(f: Callable[[Any], ArrayLike | Tensor] | None, X: np.ndarray | Tensor) -> np.ndarray:
     """Return values (n, ...) of f at draws (n, d), into which it may write."""
     own = X.clone() if isinstance(X, Tensor) else X.copy()
-    values = as_numbers(as_array(own if f is None else f(own)), "f(X)")
+    try:
+        found = own if f is None else f(own)
+    except Exception as error:
+        error.add_note(f"Raised by `f` of `expectation`, which got an array of shape {tuple(own.shape)}.")
+        raise
+    values = as_numbers(as_array(found), "f(X)")
     if values.shape[:1] != (len(X),):
         raise ValueError(f"`f` returned shape {values.shape}, expected a row for each of {len(X)} draws.")
     return values

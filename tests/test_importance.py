@@ -359,7 +359,7 @@ def test_certificates_are_saved_and_made_anew_by_warm_starts(tmp_path):
     before = q.certificate_
     save(q, tmp_path / "q.skksivi")
     assert load(tmp_path / "q.skksivi").certificate_ == before
-    with pytest.warns(ConvergenceWarning, match="from the posterior's"):
+    with pytest.warns(ConvergenceWarning, match="the posterior's"):
         q.fit(gaussian([0.0], [2.0]))
     assert q.certificate_.divergence > before.divergence
 

@@ -133,11 +133,7 @@ def _by_weights(sampler: Layer | Layers, score: Score, seed: int, n_values: int,
     if isinstance(sampler, Layers) and sampler.family.n_layers * n_values < 1_000_000:
         return found
     spent, is_scarce, before = tally.total, tally.is_scarce, tally.total
-
-    def is_too_dear() -> bool:
-        return is_scarce and cost_of_weights(sampler, score) / 2 > (tally.left or 0)
-
-    if is_too_dear():
+    if is_scarce and cost_of_weights(sampler, score) / 2 > (tally.left or 0):
         reason = "the calls of the score that are left do not suffice for weighted draws"
         return Judged(Verdict(Grade.ROUGH, reason))
     V = None if is_scarce else _suspects(sampler, score, seed)

@@ -244,12 +244,8 @@ def kept_draws(draws: WeightedDraws, score: Score) -> WeightedDraws:
     """
     draws = replace(draws, up_to_constant=score.up_to_constant, data=score.data)
     try:
-        names = score.parameters_at(draws.draws[:2])[0]
-        m = MAX_KEPT // (draws.X.shape[1] + len(names))
-        if m < LEAST_DRAWS:
-            return draws
-        draws = replace(draws, draws=draws.draws[:m])
-        return with_parameters(draws, score)
+        m = MAX_KEPT // (draws.X.shape[1] + len(score.parameters_at(draws.draws[:2])[0]))
+        return draws if m < LEAST_DRAWS else with_parameters(replace(draws, draws=draws.draws[:m]), score)
     except Exception:  # a fit is not to fail by this, whatever a model may raise
         return draws
 

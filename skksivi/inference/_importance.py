@@ -71,7 +71,9 @@ def weighted_draws_of(
         if named := [name for name, value in limits._asdict().items() if value is not None]:
             raise ValueError(f"`{named[0]}` asks for further draws, which need `target`: pass it as well.")
         if kept is None:
-            raise ValueError(f"{_without_draws(est)}: pass `target`, the one that it was fitted to.")
+            why = f"This fit of {type(est).__name__} has kept no weighted draws"
+            why = why if knows_density(est.sampler_) else without_density(est)
+            raise ValueError(f"{why}: pass `target`, the one that it was fitted to.")
         return kept, None
     limits.check()
     with ordinary_mode(resolve_device(est.device_)), torch.no_grad():
@@ -100,13 +102,6 @@ def weighted_draws_of(
     return replace(draws, up_to_constant=score.up_to_constant, data=score.data), score
 
 
-def _without_draws(est: BaseApproximator) -> str:
-    """Say why a fit has kept no weighted draws."""
-    if not knows_density(est.sampler_):
-        return without_density(est)
-    return f"This fit of {type(est).__name__} has kept no weighted draws"
-
-
 def _is_same(kept: WeightedDraws, source: Source) -> bool:
     """Tell whether log p at some kept draws is what it was."""
     rows = np.flatnonzero(kept.of_fit & np.isfinite(kept.log_p))[:4]
@@ -124,31 +119,27 @@ def _drawn(
     limits: Limits,
 ) -> WeightedDraws:
     """Return weighted draws that follow others, as many as are asked for, or as the limit of the calls allows."""
-    tally, is_told, within = source.score.tally, False, limits.within
+    tally, within, error = source.score.tally, limits.within, math.inf
     most = limits.n_samples or (MOST_DRAWS if within is not None else N_DRAWS if draws is None else 0)
     if within is not None:  # of the numbers of the fit
         source.free, source.n_free = None, max(source.n_free, int(4 / within**2))
-    before, n_before = math.inf, 0
-    while True:
-        n = 0 if draws is None else len(draws.X)
-        error = math.inf if draws is None or within is None else largest_se(draws)
-        if draws is not None and (n + draws.n_left_out >= most or (within is not None and error <= within)):
-            return draws
-        cost = 1.0 if source.score.log_prob is not None else 12.0  # calls for each
-        cost = cost if draws is None else max(1.0, draws.n_calls / n)
-        needed = most if within is None else min(most, max(N_DRAWS, int(1.1 * n * min(error / within, 8.0) ** 2)))
-        if not is_told:
-            is_told = _tell(min(cost * (needed - n), math.inf if tally.left is None else tally.left), tally)
-        room = math.inf if tally.left is None else 0.9 * tally.left / cost
-        if (draws is not None and room < 1) or room < LEAST_DRAWS * (draws is None):
-            break
-        if within is not None and error > 0.95 * before and n > 1.5 * n_before:  # which more draws do not lower
-            break
-        before, n_before = (error, n) if n > 1.5 * n_before or not n_before else (before, n_before)
+    while draws is None or len(draws.X) + draws.n_left_out < most:
+        n, needed, before = 0 if draws is None else len(draws.X), most, error
+        if within is not None and draws is not None:
+            error = largest_se(draws)
+            needed = min(most, max(N_DRAWS, int(1.1 * n * min(error / within, 8.0) ** 2)))
+            if error <= within or error > 0.95 * before:  # which more draws do not lower
+                break
+        of_each = 1.0 if source.score.log_prob is not None else 12.0  # calls
+        cost = of_each if draws is None else max(1.0, draws.n_calls / n)
+        left = math.inf if tally.left is None else tally.left
+        if before == math.inf:  # at first
+            _tell(min(cost * (needed - n), left), tally)
+        step = int(min(needed, max(n + N_ADDED, 2 * n), n + 0.9 * left / cost))
         try:
-            found = source.draw(int(min(needed, max(n + N_ADDED, 2 * n), n + room)))
+            found = source.draw(step) if step > (n if n else LEAST_DRAWS - 1) else None
         except BudgetError:
-            break
+            found = None
         if found is None:
             break
         draws = found
@@ -160,14 +151,13 @@ def _drawn(
     return draws
 
 
-def _tell(n_calls: float, tally: Tally) -> bool:
+def _tell(n_calls: float, tally: Tally) -> None:
     """Say what further draws cost, if they take long."""
-    seconds = tally.seconds_per_call
-    if n_calls * seconds > LONG_WAIT:
+    seconds = n_calls * tally.seconds_per_call
+    if seconds > LONG_WAIT:
         level = logging.INFO if LOGGER.hasHandlers() else logging.WARNING
         line = "Further weighted draws take up to %s score calls, at %.2g s each, %s s in all."
-        LOGGER.log(level, line, f"{n_calls:,.0f}", seconds, f"{n_calls * seconds:,.0f}")
-    return True
+        LOGGER.log(level, line, f"{n_calls:,.0f}", tally.seconds_per_call, f"{seconds:,.0f}")
 
 
 def _se_of_means(draws: WeightedDraws) -> float:

@@ -23,7 +23,7 @@ from skksivi.families._weights import MAX_FREE, N_FREE, with_parameters
 from skksivi.inference._importance import Limits, importance_sample, weighted_draws_of
 from skksivi.judge import THRESHOLDS, Errors, Evidence, Grade, Numbers, Verdict, WeightedDraws, monotone_in, words_of
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
-from skksivi.score._score import Score, ScoreFunction
+from skksivi.score._score import ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 from skksivi.training._run import ordinary_mode
@@ -270,7 +270,9 @@ def summary(
             return _largest_se(draws, levels)
 
         sample, score = weighted_draws_of(est, target, largest_se, limits, random_state)
-        sample = sample if score is None else with_parameters(_few(sample, score), score)
+        if score is not None:  # a model may have many more parameters than coordinates
+            k = len(score.parameters_at(sample.draws[:2])[0])
+            sample = with_parameters(replace(sample, draws=sample.draws[: max(1000, MAX_FREE // k)]), score)
         if not sample.names:
             raise ValueError("The fit has not kept the parameters of its model: pass `target`.")
         names, draws, n_calls = list(sample.names), sample.draws, 0 if score is None else score.tally.total
@@ -296,12 +298,6 @@ def summary(
     notes = tuple(_note(found, i, int(n), levels) for i, n in enumerate(table.n_bad))
     source = _source(sample, len(draws), n_calls + _calls_of_draws(est.sampler_) - before, by)
     return Summary(tuple(names), tuple(levels.tolist()), *found, notes, warning, source)
-
-
-def _few(draws: WeightedDraws, score: Score) -> WeightedDraws:
-    """Return weighted draws with fewer of the fit's own where a model has many more parameters than coordinates."""
-    k = len(score.parameters_at(draws.draws[:2])[0])
-    return replace(draws, draws=draws.draws[: max(1000, MAX_FREE // k)])
 
 
 def _largest_se(draws: WeightedDraws, levels: np.ndarray) -> float:

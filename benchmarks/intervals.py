@@ -6,12 +6,12 @@ python benchmarks/intervals.py --show benchmarks/intervals.json --manual doc    
 Cases are the posteriors of benchmarks/posteriors.py, the shapes of benchmarks/_shapes.py and a banana whose moments
 are known; this one and the bioassay are fitted --repeats times. "wrong starts" and "trained starts" are those of
 benchmarks/training.py before and after a training, "wrong fits" those of benchmarks/diagnose.py. A run resumes where
-it was stopped, and --names are its parts. Columns: intervals of means, sds and 5%, 50% and 95% quantiles by weighted
-draws like those of the judge of a fit, four times as many; of the means of x and x^2 by `expectation` and by
-`importance_sample`; and of log Z by `evidence` where it is known. The last are the share of the intervals that are
-refused or infinite, the median of half their widths (in sd, of all but x^2 and log Z) and of calls of one
-`expectation`. True numbers are those of reference draws, whose own standard error is added, a million numbers where
-the sampler is exact.
+it was stopped, and --names are its parts. Columns: intervals of means, sds and 5%, 50% and 95% quantiles by the
+weighted draws that a fit has kept, of others by four times as many as the judge begins with; of the means of x and
+x^2 by `expectation` and by `importance_sample`; and of log Z by `evidence` where it is known. The last are the share
+of the intervals that are refused or infinite, the median of half their widths (in sd, of all but x^2 and log Z) and
+of calls of one `expectation`. True numbers are those of reference draws, whose own standard error is added, a million
+numbers where the sampler is exact.
 """
 
 from __future__ import annotations

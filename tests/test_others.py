@@ -277,3 +277,28 @@ def test_the_score_alone_does_not_tell_weights_beyond_a_valley():
         q = KSIVIApproximator(init=[[2.0, 0.0], [-2.0, 0.0]], random_state=0).fit(score_fn, n_features=2)
     assert len(told) == 1
     assert 0.3 < (q.sample(2000, random_state=0)[:, 0] > 0).mean() < 0.7
+
+
+def two_parameters(n_persons, n_items):
+    """log p of a two-parameter logistic model: slopes and abilities change sign together, intercepts do not."""
+    rng = np.random.RandomState(0)
+    ability, slope = rng.normal(size=(n_persons, 1)), rng.uniform(1, 2, n_items) * np.sign(rng.normal(size=n_items))
+    y = torch.as_tensor(rng.uniform(size=(n_persons, n_items)) < 1 / (1 + np.exp(-ability * slope))).double()
+
+    def log_prob(x):
+        a, b, t = x[:, :n_items], x[:, n_items : 2 * n_items], x[:, 2 * n_items :]
+        eta = t[:, :, None] * a[:, None] + b[:, None]
+        return (y.to(x) * eta - torch.nn.functional.softplus(eta)).sum((1, 2)) - x.square().sum(1) / 2
+
+    return from_log_prob(log_prob, 2 * n_items + n_persons)
+
+
+@pytest.mark.slow
+def test_signs_that_change_together_are_a_symmetry_and_both_modes_in_a_fit():
+    target = two_parameters(30, 4)
+    q = KSIVIApproximator(random_state=0).fit(target)
+    changed = q.whitening_.symmetries[0] < 0  # ~j is minus coordinate j
+    np.testing.assert_array_equal(changed, np.r_[np.ones(4), np.zeros(4), np.ones(30)] == 1)
+    assert len(q.whitening_.modes) == 2
+    X = q.sample(10_000, random_state=0)
+    assert np.abs((X[:, changed] > 0).mean(0) - 0.5).max() < 0.03

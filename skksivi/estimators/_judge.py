@@ -132,7 +132,8 @@ def _by_weights(sampler: Layer | Layers, score: Score, seed: int, n_values: int,
     # else the density costs little beside the training
     if isinstance(sampler, Layers) and sampler.family.n_layers * n_values < 1_000_000:
         return found
-    spent, is_scarce, before = tally.total, tally.is_scarce, tally.total
+    is_scarce, before = tally.is_scarce, tally.total
+    spent = before - sum(each.n_calls for name, each in tally.stages.items() if name == "certificate")
     if is_scarce and cost_of_weights(sampler, score) / 2 > (tally.left or 0):
         reason = "the calls of the score that are left do not suffice for weighted draws"
         return Judged(Verdict(Grade.ROUGH, reason))

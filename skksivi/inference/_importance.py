@@ -130,8 +130,7 @@ def _drawn(
             needed = min(most, max(N_DRAWS, int(1.1 * n * min(error / within, 8.0) ** 2)))
             if error <= within or error > 0.95 * before:  # which more draws do not lower
                 break
-        of_each = 1.0 if source.score.log_prob is not None else 12.0  # calls
-        cost = of_each if draws is None else max(1.0, draws.n_calls / n)
+        cost = (1.0 if source.score.log_prob is not None else 12.0) if draws is None else max(1.0, draws.n_calls / n)
         left = math.inf if tally.left is None else tally.left
         if before == math.inf:  # at first
             _tell(min(cost * (needed - n), left), tally)

@@ -16,7 +16,7 @@ matplotlib.use("agg")
 sys.path.insert(0, str(Path(__file__).parent))  # where `_described` is
 
 from skksivi import plotting
-from skksivi._version import DOCUMENTATION, __version__
+from skksivi._utils import DOCUMENTATION, __version__
 
 # warnings of the examples are shown, without the paths of the machine that builds
 warnings.formatwarning = lambda message, category, *_, **__: f"{category.__name__}: {message}\n"

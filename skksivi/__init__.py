@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from skksivi import terms as terms
     from skksivi._arviz import to_arviz as to_arviz
     from skksivi._paper import paper_settings as paper_settings
-    from skksivi._version import __version__ as __version__
+    from skksivi._utils import __version__ as __version__
     from skksivi.amortized import AmortizedKSIVI as AmortizedKSIVI
     from skksivi.diagnostics import diagnose as diagnose
     from skksivi.estimators import HKSIVIApproximator as HKSIVIApproximator
@@ -47,7 +47,7 @@ else:
                 "amortized", "annealing", "baselines", "calibration", "datasets", "kernels", "metrics", "mixing",
                 "model_selection", "parameters", "plotting", "targets", "terms",
             ],
-            "_version": ["__version__"],
+            "_utils": ["__version__"],
             "estimators": ["HKSIVIApproximator", "KSIVIApproximator"],
             "inference._expectation": ["expectation"],
             "inference._importance": ["evidence", "importance_sample", "refine"],

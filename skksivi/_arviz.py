@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from skksivi._utils import __version__
 from skksivi._utils.arrays import RandomState, as_array, resolve_device
 from skksivi._utils.checks import warn_caller
 from skksivi._utils.monte_carlo import pareto_smoothed
-from skksivi._version import __version__
 from skksivi.base import BaseApproximator, check_fit
 from skksivi.score import resolve_score
 from skksivi.targets import Target

@@ -19,6 +19,7 @@ from sklearn.utils import check_array
 from sklearn.utils._param_validation import HasMethods
 from sklearn.utils.validation import check_is_fitted
 
+from skksivi._utils import DOCUMENTATION
 from skksivi._utils.arrays import (
     DTYPES,
     RandomState,
@@ -30,7 +31,6 @@ from skksivi._utils.arrays import (
     without_graph,
 )
 from skksivi._utils.checks import check_integer, warn_caller
-from skksivi._version import DOCUMENTATION
 from skksivi.families._derived import knows_density, mixture_of, trial_draws, unweighted
 from skksivi.families._samplers import CHUNK, HasDensity, Sampler
 from skksivi.kernels import Kernel, resolve_kernel

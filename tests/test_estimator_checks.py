@@ -9,7 +9,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
-from skksivi._version import DOCUMENTATION
+from skksivi._utils import DOCUMENTATION
 from skksivi.targets import Target
 
 QUICK = {"max_iter": 20, "batch_size": 16, "hidden_layer_sizes": (8,), "whiten": "laplace", "random_state": 0}

@@ -19,7 +19,7 @@ import pytest
 import torch
 from approximators import short_fits
 
-from skksivi._version import DOCUMENTATION, __version__
+from skksivi._utils import DOCUMENTATION, __version__
 
 ROOT = Path(__file__).parents[1]
 #: The iterations of the examples that have no other options than these and the name of a picture.

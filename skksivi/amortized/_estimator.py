@@ -17,9 +17,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from skksivi._utils import DOCUMENTATION
 from skksivi._utils.arrays import DTYPES, RandomState, as_array, as_numbers, make_generator, make_seed, resolve_device
 from skksivi._utils.checks import check_integer, warn_caller
-from skksivi._version import DOCUMENTATION
 from skksivi.amortized._contexts import (
     PairedScore,
     Rows,

@@ -16,10 +16,10 @@ import joblib
 import torch
 from sklearn.base import BaseEstimator
 
+from skksivi._utils import __version__
 from skksivi._utils.arrays import as_array
 from skksivi._utils.checks import warn_caller
 from skksivi._utils.codec import is_known, pack, read, unpack, write
-from skksivi._version import __version__
 from skksivi.estimators._start import Start, answers_at, known, normal_points
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Checkpoint, checked_object

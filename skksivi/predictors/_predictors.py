@@ -19,6 +19,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skksivi import targets
+from skksivi._utils import DOCUMENTATION
 from skksivi._utils.arrays import (
     RandomState,
     as_array,
@@ -31,7 +32,6 @@ from skksivi._utils.arrays import (
     make_seed,
 )
 from skksivi._utils.checks import check_integer
-from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators import KSIVIApproximator
 from skksivi.parameters import Nested, Pilot, Scale, chains_of

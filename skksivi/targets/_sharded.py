@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from skksivi._utils import __version__
 from skksivi._utils.arrays import as_array, as_tensor
-from skksivi._version import __version__
 from skksivi.targets._base import Summed, Target, log_prob_of, numbers_of, prior_of
 
 #: Numbers of the first message; some of them show whether all ranks ask for the same: messages of other lengths than

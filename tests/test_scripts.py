@@ -57,6 +57,7 @@ COMMANDS |= {
     "benchmarks/defaults.py": "--names log_gamma --seeds 1 --jobs 1",
     "benchmarks/shards.py": "--quick --cases '1 rank large' --out shards.json",
     "benchmarks/speed.py": "--quick --cases waveform --out speed.json",
+    "benchmarks/verdicts.py": "--cases quartic --seeds 1 --jobs 1",
 }
 COMMANDS |= {f"benchmarks/{name}.py": "" for name in ("ages", "costs", "posteriors")}
 ALIKE = "amortized frontier hierarchy toys ksd_test growth shapes suites diagnose"

@@ -41,7 +41,7 @@ from skksivi.training._run import Fit
 LEVELS = np.array([0.05, 0.95])
 
 #: Calls that a verdict may take to know numbers within their limit, however few the fit has taken.
-MOST_CHECKED = 4096
+MOST_CHECKED = 8192
 
 #: Calls of a training for each weighted draw: the density of a network takes as long as some hundred of its steps.
 OF_NETWORK = 256
@@ -145,7 +145,7 @@ def _by_weights(sampler: Layer | Layers, score: Score, seed: int, n_values: int,
         verdict = of_weights(draws, score, sampler.whitening, V)
         found = Judged(verdict, draws)
         most_spent = max(spent, MOST_CHECKED) if _is_doubtful(verdict, draws) else spent / 10
-        is_spent = n >= 4 and tally.total - before > most_spent
+        is_spent = n >= 4 and 2 * (tally.total - before) > most_spent  # as many again
         is_vain = _knows_many(sampler) and sampler.whitening.converged and n >= 2 and not draws.trusted
         is_last = is_spent or is_vain or 0 < most < 2 * len(draws.X) or (n == 16 and (verdict.good or has_many))
         if is_last or not is_open(verdict, draws):

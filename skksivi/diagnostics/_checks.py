@@ -20,6 +20,7 @@ from skksivi.estimators._judge import of_weights
 from skksivi.families._derived import knows_density, unweighted
 from skksivi.families._samplers import Chains
 from skksivi.families._weights import Source
+from skksivi.inference._importance import is_same
 from skksivi.judge import LEAST_EFFECTIVE, MOST_LEFT_OUT, THRESHOLDS, Grade, WeightedDraws
 from skksivi.metrics import ksd_test
 from skksivi.pilot._log_density import Cells
@@ -63,7 +64,11 @@ def importance_sample_of(view: View) -> WeightedDraws:
     """Return some of the draws, with importance weights."""
     if not knows_density(view.sampler):
         raise ValueError(f"{view.name} has no density")
-    found = Source(view.sampler, view.score, view.seed, is_exact=True).draw(N_WEIGHTED)
+    kept = view.report.get("weighted_draws_")  # on which the verdict rests
+    source = Source(view.sampler, view.score, kept.seed if kept else view.seed, before=kept, is_exact=True)
+    if kept is not None and not is_same(kept, source):
+        kept, source = None, Source(view.sampler, view.score, view.seed, is_exact=True)
+    found = source.draw(N_WEIGHTED + (len(kept.X) if kept else 0))
     if found is None:
         raise ValueError("the log-density of the target cannot be found by its score")
     return found

@@ -21,7 +21,7 @@ from skksivi.coordinates._affine import Affine, Identity
 from skksivi.coordinates._whitening import LONG_CHAINS, Whitening, n_looks
 from skksivi.families._derived import knows_density
 from skksivi.families._samplers import Layer, Layers, Sampler
-from skksivi.families._weights import N_CHEAP, cost_of_weights, weighted_draws, with_parameters
+from skksivi.families._weights import MAX_FREE, N_CHEAP, N_FREE, cost_of_weights, weighted_draws, with_parameters
 from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, WeightedDraws, monotone_in, words_of
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
@@ -99,7 +99,7 @@ def _judge(sampler: Layer | Layers, score: Score, seed: int, n_values: int, most
     """Ask in the order of cost: Stein's identities, if the scores for these are few beside those of a training;
     weights; what needs none.
     """
-    is_long = isinstance(sampler, Layer) and n_values > 2 * N_STEIN
+    is_long = isinstance(sampler, Layer) and n_values > 2 * N_STEIN and sampler.n_features <= MAX_FEATURES
     x, s = _scored(sampler, score, seed, N_STEIN) if is_long else (torch.empty(0), torch.empty(0))
     if is_long and (words := _contradiction_of(x, s, score, _of_chains(sampler, seed))) is not None:
         return Judged(Verdict(Grade.WRONG, words, by="identities"))
@@ -332,9 +332,10 @@ def _without_weights(
     if by_weights.errors is not None:
         return by_weights
     verdict = Verdict.of(_of_identities(x, s), score.label, "identities")
-    if verdict.good or isinstance(sampler, Layers):
+    n = min(4 * N_STEIN, MAX_FREE // d)
+    if verdict.good or isinstance(sampler, Layers) or n < len(x):
         return verdict
-    more = (torch.cat(pair) for pair in zip((x, s), _scored(sampler, score, seed ^ 8, 4 * N_STEIN), strict=True))
+    more = (torch.cat(pair) for pair in zip((x, s), _scored(sampler, score, seed ^ 8, n), strict=True))
     return Verdict.of(_of_identities(*more), score.label, "identities")
 
 
@@ -350,7 +351,7 @@ def _of_identities(x: Tensor, s: Tensor) -> Errors:
     A mean is off by the covariance times the mean score, and the square of a scale is the Stein variance.
     """
     n, centred, sd = len(x), x - x.mean(0), x.std(0)
-    terms = s @ (centred.mT @ centred / n) / sd
+    terms = s @ centred.mT @ centred / n / sd if n < x.shape[1] else s @ (centred.mT @ centred / n) / sd
     v, v_se = stein_variances(x, s)
     unknown = np.full((2, x.shape[1]), math.nan)
     root = v.clamp_min(torch.finfo(v.dtype).tiny).sqrt()
@@ -365,7 +366,7 @@ def _of_chains(sampler: Layer | Layers, seed: int) -> Errors | None:
     whitening = sampler.whitening
     if whitening.mean is None or whitening.sd is None or whitening.mean_se is None:
         return None
-    n = 1000 if isinstance(sampler, Layers) else 20_000
+    n = 1000 if isinstance(sampler, Layers) else min(N_FREE, MAX_FREE // sampler.n_features)
     g = as_array(sampler.sample(n, torch.Generator(whitening.map.m.device).manual_seed(seed ^ 4)).double())
     fit, unit = Numbers.of_draws(g, LEVELS), np.maximum(whitening.sd, np.finfo(np.float64).tiny)
     se, unknown = whitening.mean_se / unit, np.full_like(fit.quantiles, math.nan)

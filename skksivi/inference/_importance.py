@@ -88,8 +88,8 @@ def weighted_draws_of(
         seed = make_seed(random_state) if kept is None or random_state is not None else kept.seed
         before = kept if kept is not None and kept.seed == seed else None
         source = Source(est.sampler_, score, seed, before=before, is_exact=True)
-        is_same = kept is None or _is_same(kept, source)
-        if before is not None and not is_same:
+        is_own = kept is None or is_same(kept, source)
+        if before is not None and not is_own:
             before, source = None, Source(est.sampler_, score, seed, is_exact=True)
         if limits.max_score_calls is not None:
             score.tally.limit = score.tally.total + limits.max_score_calls
@@ -97,12 +97,12 @@ def weighted_draws_of(
     if draws.n_left_out > (before.n_left_out if before is not None else 0):
         n = draws.n_left_out + int(draws.of_fit.sum())
         warn_caller(f"{draws.n_left_out} of {n} draws are left out: the density of `target` is NaN there.")
-    if draws is not before and is_same:
+    if draws is not before and is_own:
         est.__dict__["weighted_draws_"] = kept_draws(draws, score)
     return replace(draws, up_to_constant=score.up_to_constant, data=score.data), score
 
 
-def _is_same(kept: WeightedDraws, source: Source) -> bool:
+def is_same(kept: WeightedDraws, source: Source) -> bool:
     """Tell whether log p at some kept draws is what it was."""
     rows = np.flatnonzero(kept.of_fit & np.isfinite(kept.log_p))[:4]
     x, log_m = (torch.as_tensor(a[rows], device=source.score.device) for a in (kept.X, kept.log_m))

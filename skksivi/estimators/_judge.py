@@ -107,9 +107,7 @@ def _judge(sampler: Layer | Layers, score: Score, seed: int, n_values: int, most
     most = max(N_CHEAP, n_values // OF_NETWORK) if is_network else 0
     found = _by_weights(sampler, score, seed, n_values, most)
     verdict = found.verdict
-    if (
-        is_long and most and verdict.grade == Grade.ROUGH and verdict.by == "weights"
-    ):  # which a training need not wait for
+    if is_long and most and verdict.grade == Grade.ROUGH and verdict.by == "weights":  # by the few draws
         by_identities = Verdict.of(_of_identities(x, s), score.label, "identities")
         verdict = by_identities if by_identities.good else verdict
         found = found._replace(verdict=verdict)

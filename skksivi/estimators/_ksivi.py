@@ -166,8 +166,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         among those whose moments stayed near the start's; otherwise it is the last.
     weighted_draws_ : WeightedDraws or None
         Draws of the fit and of wider Gaussians with importance weights, on which the verdict rests: 256 or, if the
-        target has no `log_prob`, 128 by three or more values of the score each, and up to 32 times as many where these leave
-        a doubt. ``skksivi.summary(q)`` and ``skksivi.evidence(q)`` read them, at no call. None if `mixing` has no
+        target has no `log_prob`, 128 by three or more scores each, and up to 32 times as many where these leave a
+        doubt. ``skksivi.summary(q)`` and ``skksivi.evidence(q)`` read them, at no call. None if `mixing` has no
         density, log p is not available that cheaply, or there are more than 1,000 features.
     certificate_ : Certificate or None
         How far the draws are from the target, by these: a tuple ``divergence``, ``se``, ``se_below``, ``k``,

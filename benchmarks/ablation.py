@@ -1,4 +1,4 @@
-"""What each stage of the pilot adds: the defaults with one of them left out, on posteriors and on hard shapes.
+"""What each source of the start adds: the defaults with one of them left out, on posteriors and on hard shapes.
 
 python benchmarks/ablation.py [--names ...] [--stages ...] [--seeds 1] [--jobs 2] [--out FILE.json]
 python benchmarks/ablation.py --show benchmarks/ablation.json --manual doc      the tables of the manual
@@ -25,10 +25,10 @@ from shapes import JUDGES
 
 from skksivi import KSIVIApproximator
 from skksivi.parameters import Pilot
-from skksivi.pilot._pilot import QUICK, THOROUGH
+from skksivi.start._find import MODES, SOURCES
 
 ALL = "all stages"
-STAGES = list(dict.fromkeys(stage.name for stage in (*QUICK, *THOROUGH)))
+STAGES = [MODES, *(name for name, _ in SOURCES)]
 LEFT_OUT = STAGES[1:]  # all else begins with the search for a mode
 SUITES = {name: make for name, make in suites.CASES.items() if name not in {*suites.STIFF, *POSTERIORS}}
 CASES = {name: p.make for name, p in POSTERIORS.items()} | SHAPES | DIRECTIONS | SUITES

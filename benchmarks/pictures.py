@@ -99,6 +99,32 @@ def flow(_):
     return figure
 
 
+def start(_):
+    """The start of `fit`: five boxes, and the ways back to the weighted draws."""
+    figure, ax = plt.subplots(figsize=(6.6, 2.9), layout="constrained")
+    ax.set(xlim=(-1, 141), ylim=(-2, 60))
+    ax.set_axis_off()
+    boxes = [
+        (0, 34, "modes", "Newton steps,\nascents from around", GREEN),
+        (36, 34, "mixture", "Gaussians in\nstraight coordinates", GREEN),
+        (72, 34, "weighted draws", "of the mixture and\naround it", BLUE),
+        (108, 34, "verdict", "how far may the\nnumbers be off?", ORANGE),
+        (72, 0, "chains", "from these draws,\nwhere weights fail", GREY),
+    ]
+    for x, y, name, text, colour in boxes:
+        ax.add_patch(plt.Rectangle((x, y), 29, 18, fc="w", ec=colour, lw=2))
+        ax.text(x + 14.5, y + 16.5, name, ha="center", va="top", fontsize=9.5, weight="bold")
+        ax.text(x + 14.5, y + 10.5, text, ha="center", va="top", fontsize=8, linespacing=1.1)
+    for a, b in (((29, 43), (36, 43)), ((65, 43), (72, 43)), ((101, 43), (108, 43)), ((86.5, 34), (86.5, 18))):
+        ax.annotate("", b, a, arrowprops={"arrowstyle": "->"})
+    ax.plot([122.5, 122.5, 50.5], [52, 58, 58], color=ORANGE, lw=1.2)
+    ax.annotate("", (50.5, 52), (50.5, 58.2), arrowprops={"arrowstyle": "->", "color": ORANGE})
+    ax.text(86.5, 56.8, "not known: a better one, or more draws", ha="center", va="top", color=ORANGE, fontsize=8.5)
+    ax.plot([72, 50.5], [9, 9], color="k", lw=1)
+    ax.annotate("", (50.5, 34), (50.5, 8.8), arrowprops={"arrowstyle": "->"})
+    return figure
+
+
 def cluster(_):
     """A script and its workers, the thumbnail of the examples that have some."""
     figure, ax = plt.subplots(figsize=(4, 2.8), layout="constrained")
@@ -113,7 +139,7 @@ def cluster(_):
     return figure
 
 
-PICTURES = {draw.__name__: draw for draw in (cluster, reach, tail, layers, flow)}
+PICTURES = {draw.__name__: draw for draw in (cluster, reach, tail, layers, flow, start)}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

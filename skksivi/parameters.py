@@ -232,17 +232,13 @@ class Pilot(ParameterObject):
         log p, a Gaussian process given some 100 to 400 scores, is explored in the place of the target. It suits
         posteriors of up to about 20 features with one mode or a few near each other. In one to five dimensions narrow
         other modes are not looked for, so that the verdict is not good unless `init` or `skip` says that there is one
-        mode. "low": importance sampling from Gaussians at the modes or, if that is not enough, from
-        short chains, with some 2,000 to 50,000 scores, whether or not it converges; any start is then good enough
-        for `train="auto"`. "auto": the same and, if the fit is not good, a wider search for modes and, of 30 features
-        or more or with `train=False`, long chains around all modes; otherwise a training follows, which takes fewer.
-        Where a call takes more than 0.05 seconds for one point, and nothing asks for a training, it is "frugal" from
-        the search for modes on, as the logger "skksivi" and `stages_` say.
-        "high": the same but always with long chains, unless short ones converged in warped coordinates.
+        mode. "low": shorter chains, whether or not the start is then good, and no training by `train="auto"`.
+        "auto": where a call takes more than 0.05 seconds for one point, and nothing asks for a training, it is
+        "frugal" from the search for modes on, as the logger "skksivi" and `stages_` say. "high": narrow modes are
+        looked for at 32 times as many points.
     budget : int, default=400_000
-        About the most evaluations that are made before the training begins. With "auto" long chains take what is
-        left of it, at least 128 of them, so values below 110,000 make no difference; most fits take far less. With
-        "diagonal" it sets the number of steps of each chain, 200 to 20,000.
+        About the most evaluations that are made before the training begins; most fits take far less. With "diagonal"
+        it sets the number of steps of each chain, 200 to 20,000.
     max_score_calls : int or None, default=None
         Upper limit for all evaluations of the score and of log p, and products with the Jacobian of the score, in a
         `fit`, including training and checks. When it is reached, `fit` returns its best result, with a warning; at
@@ -250,7 +246,7 @@ class Pilot(ParameterObject):
         means the `budget` until the training begins, which takes `max_iter` steps, and 1,000 if `effort` is
         "frugal".
     skip : sequence of str, default=()
-        Names of stages of "auto" to leave out, as `whitening_.report()` shows them. Without "other modes" a fit of a
+        Names of sources of "auto" to leave out, as `whitening_.report()` shows them. Without "other modes" a fit of a
         target that is known to have one mode saves their search; without others it may be worse.
     weight : float, default=1.0
         Weight of the penalty on differences of the first three moments of the draws from the pilot's, to which the

@@ -186,7 +186,7 @@ def test_a_small_budget_or_a_score_that_fails_gives_a_fit_that_says_what_is_miss
     assert np.isfinite(q.sample(100)).all()
 
 
-@pytest.mark.parametrize(("effort", "name"), [("auto", "surrogate"), ("low", "matched Gaussian")])
+@pytest.mark.parametrize(("effort", "name"), [("auto", "surrogate"), ("low", "importance sampling")])
 def test_an_effort_that_is_left_open_is_frugal_where_a_call_is_slow(monkeypatch, effort, name):
     monkeypatch.setattr(Tally, "seconds_per_call", 1.0)
     monkeypatch.setattr("skksivi.estimators._start.time", SimpleNamespace(monotonic=itertools.count().__next__))

@@ -16,10 +16,8 @@ from sklearn.utils import Bunch
 from skksivi import KSIVIApproximator, load, save
 from skksivi.datasets import _base
 from skksivi.kernels import Gaussian
-from skksivi.parameters import Pilot
-from skksivi.pilot._pilot import find_whitening
-from skksivi.pilot._stages import Known, Newton, run_stages
 from skksivi.score._probe import in_double
+from skksivi.start import _find, find_whitening
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.rst").read_text("utf-8")
@@ -60,7 +58,7 @@ def by_file(monkeypatch, tmp_path):
 
 
 def test_every_example_is_run_here():
-    names = "kernel, mixing distribution, whitening rule, stage of the pilot, target, "
+    names = "kernel, mixing distribution, whitening rule, source of the start, target, "
     names += "gradient estimator, baseline, data set, metric"
     assert ", ".join(SECTIONS) == names
     assert TEXT.count(".. code-block::") == sum(len(EXAMPLE.findall(section)) for section in SECTIONS.values()) == 9
@@ -98,15 +96,14 @@ def test_the_whitening_rule_finds_the_scales_of_independent_coordinates(run):
     np.testing.assert_allclose(whitening.m, [3, 3, 3], rtol=1e-6)
 
 
-def test_the_stage_of_the_pilot_finds_points_of_its_target_alone(run):
-    stage, score = run("stage of the pilot")["Widened"](), in_double(lambda x: 2 * (3 - x), 1)
-    known = Known(score, torch.zeros(1, 1).double(), True, Pilot(), torch.Generator().manual_seed(0), False)
-    assert not stage.applies(known)
-    run_stages((Newton(), stage), known)
-    assert known.points.converged
-    assert [a.stage for a in known.attempts] == ["mode search", "wider Gaussian"]
-    np.testing.assert_allclose(known.points.x.mean(), 3, atol=0.05)
-    np.testing.assert_allclose(known.points.x.var(), 0.5, rtol=0.1)
+def test_the_source_of_the_start_ends_the_one_of_its_target_alone(run, monkeypatch):
+    monkeypatch.setattr(_find, "SOURCES", (("wider Gaussian", run("source of the start")["by_wider"]),))
+    for d in (1, 2):
+        score = in_double(lambda x: 2 * (3 - x), d)
+        whitening, points = find_whitening("auto", score, torch.Generator().manual_seed(0))
+        assert [a.stage for a in whitening.attempts] == ["mode search", "wider Gaussian"]
+        assert points.converged == (d == 1)
+    np.testing.assert_allclose(points.x.mean(0), 3, atol=0.1)
 
 
 def test_the_target_has_the_score_of_its_density_and_of_its_draws(run):

@@ -7,14 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from members import every
-from plain_targets import as_score, gaussian, generator, gumbel, gumbel_log_prob, gumbel_score, normal, origin
+from plain_targets import gaussian, generator, gumbel, gumbel_score, normal
 from scipy.stats import multivariate_t
 
 from skksivi._utils.monte_carlo import controlled, stein_features
 from skksivi.mixing import GaussianMixtureDraws
-from skksivi.pilot import _importance, _mixture
-from skksivi.pilot._importance import BatchedDraws, HeavyTailed, refined_pilot, resampled, target_moments
+from skksivi.pilot import _mixture
 from skksivi.pilot._mixture import Components, MixtureParameters, fitted_mixture, score_matched
+from skksivi.pilot._moments import DF, WIDER, HeavyTailed, moments_by_scores
 
 
 @given(d=st.integers(1, 5), n=st.integers(40, 300), gap=st.floats(0, 1e4), log_scale=st.floats(-4, 4))
@@ -149,7 +149,7 @@ def test_standard_errors_of_moments_are_right():
     beyond = []
     for seed in range(200):
         u = gumbel(20 * 32, 2, seed).view(20, 32, 2)
-        by = target_moments(BatchedDraws(u, gumbel_score(u)))
+        by = moments_by_scores(u, gumbel_score(u))
         sd = by.root.norm(dim=1)
         beyond += [((by.mean - mean) / sd).abs() > 1.96 * by.mean_se, (sd.log() - log_sd).abs() > 1.96 * by.sd_se]
     assert torch.cat(beyond).double().mean() < 0.09
@@ -160,7 +160,7 @@ def test_moments_of_a_gaussian_are_exact(d, seed):
     m, P, score_fn = gaussian(d, seed)
     root = torch.linalg.cholesky(torch.linalg.inv(P))
     u = m + normal(20 * 32, d, seed=seed + 2).view(20, 32, d) @ root.mT
-    by = target_moments(BatchedDraws(u, score_fn(u)))
+    by = moments_by_scores(u, score_fn(u))
     np.testing.assert_allclose(by.mean, m, atol=0.02 * root.norm(dim=1).max())
     np.testing.assert_allclose(by.root @ by.root.mT, root @ root.mT, atol=0.03 * root.square().sum())
 
@@ -172,7 +172,7 @@ def test_covariances_of_many_features_have_less_noise_than_their_points(of_gauss
     u, A = (normal if of_gaussian else gumbel)(n, d), torch.linalg.qr(normal(d, d, seed=1)).Q
     score, variance = (-u, 1.0) if of_gaussian else (gumbel_score(u), math.pi**2 / 6)
     x, s = u @ A.mT, score @ A.mT
-    by = target_moments(BatchedDraws(x.view(100, 32, d), s.view(100, 32, d)))
+    by = moments_by_scores(x.view(100, 32, d), s.view(100, 32, d))
     found = torch.linalg.eigvalsh(torch.stack([torch.cov(x.mT), by.root @ by.root.mT]) / variance)
     before, after = (found - 1).abs().amax(1)
     assert after < most * before
@@ -180,7 +180,7 @@ def test_covariances_of_many_features_have_less_noise_than_their_points(of_gauss
 
 def test_fewer_different_points_than_features_have_no_covariance():
     u = normal(32, 160).repeat(50, 1, 1)
-    assert target_moments(BatchedDraws(u, -u)).root is None
+    assert moments_by_scores(u, -u).root is None
 
 
 @every("d", [2, 160])
@@ -188,7 +188,7 @@ def test_scores_whose_squares_overflow_are_left_out_of_moments(d):
     x = normal(1600, d)
     s = -x
     s[0, 0] = 1e308
-    by = target_moments(BatchedDraws(x.view(50, 32, d), s.view(50, 32, d)))
+    by = moments_by_scores(x.view(50, 32, d), s.view(50, 32, d))
     torch.testing.assert_close(by.mean, x.mean(0))
     torch.testing.assert_close(by.root.norm(dim=1), x.std(0, correction=0))
 
@@ -197,37 +197,13 @@ def test_scores_whose_squares_overflow_are_left_out_of_moments(d):
 
 
 def test_what_is_weighed_has_the_density_of_student_t():
-    d, nu = 3, 3 + _importance.DF
+    d, nu = 3, 3 + DF
     m, L = normal(1, d), torch.eye(d).double() + 0.3 * normal(d, d).tril()
     wide = HeavyTailed.wider(GaussianMixtureDraws(m, L[None], torch.ones(1).double()))
     u = wide.sample(20_000, generator())
     log_density = wide.log_density(u)
-    shape = (1 + _importance.WIDER / math.sqrt(d)) ** 2 * (L @ L.mT)
+    shape = (1 + WIDER / math.sqrt(d)) ** 2 * (L @ L.mT)
     np.testing.assert_allclose(log_density, multivariate_t(m[0].numpy(), shape.numpy(), nu).logpdf(u.numpy()))
     whitened = torch.linalg.solve_triangular(L, (u - m).mT, upper=False)
-    expected = nu / (nu - 2) * (1 + _importance.WIDER / math.sqrt(d)) ** 2  # kurtosis 9: five standard errors
+    expected = nu / (nu - 2) * (1 + WIDER / math.sqrt(d)) ** 2  # kurtosis 9: five standard errors
     np.testing.assert_allclose(whitened.square().mean(1), expected, rtol=5 * math.sqrt(8 / 20_000))
-
-
-@every("known", [True, False])
-def test_draws_by_importance_are_those_of_the_target(known):
-    """Means and variances of 12,800 draws whose weights count as 60%; five standard errors."""
-    score = as_score(gumbel_score, gumbel_log_prob if known else None, d=2)
-    noise = generator()
-    eye, means = torch.eye(2).double(), torch.tensor([[0, 0], [0.7, 0.7]]).double()
-    two = Components(torch.tensor([0.7, 0.3]).double(), means, torch.stack([eye, 2 * eye]))
-    found = [resampled(score, two, noise) for _ in range(20)]
-    assert sum(each is None for each in found) <= 1  # log p by scores at near points makes a tail look heavier
-    x = torch.cat([each[0].points for each in found if each is not None])
-    se = math.pi / 6**0.5 / math.sqrt(0.6 * len(x))
-    np.testing.assert_allclose(x.mean(0), np.euler_gamma, atol=5 * se)
-    np.testing.assert_allclose(x.var(0), math.pi**2 / 6, atol=5 * se * 2.5)
-
-
-@given(d=st.integers(1, 8), seed=st.integers(0, 1000))
-def test_a_gaussian_is_accepted_at_once(d, seed):
-    pilot, drawn = _importance.standard_pilot(origin(d)), []
-    found = refined_pilot(as_score(lambda x: -x, d=d), pilot, drawn, generator(seed))
-    assert found.converged
-    assert (len(drawn), len(found.x)) == (1, _importance.LEAST_POINTS)
-    torch.testing.assert_close(found.mixture.means[0], origin(d), atol=0.01, rtol=0)

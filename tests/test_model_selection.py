@@ -38,6 +38,7 @@ SCORER = neg_ksd_scorer(n_samples=300)
 #: The quick fits are far from their end, of which a warning tells.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore:A candidate of this search is its start:UserWarning"),
     pytest.mark.usefixtures("uncertified"),
 ]
 

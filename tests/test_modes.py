@@ -18,8 +18,6 @@ from skksivi.coordinates._affine import Affine
 from skksivi.inference._modes import metropolis
 from skksivi.judge import Grade, Verdict
 from skksivi.pilot._log_density import Cells, masses, normalised
-from skksivi.pilot._mode_weights import with_mode_weights
-from skksivi.pilot._points import PilotPoints
 from skksivi.targets import EightGaussians, from_log_prob
 from skksivi.training._run import Fit
 
@@ -61,16 +59,6 @@ def test_masses_are_those_of_modes_that_are_no_gaussians(d, exact):
 
 
 RING = EightGaussians(shift=5.0, weights=WEIGHTS)
-
-
-def test_a_pilot_is_given_the_masses_of_its_modes():
-    _, score_fn = student_and_gaussian(2)
-    generator, (student, gaussian) = seeded(), draws_of_both(6000, 2)
-    pilot = PilotPoints(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), AGREED)
-    n = with_mode_weights(as_score(score_fn), pilot, generator).n_of_mode
-    assert abs(n[1] / sum(n) - 0.3) < 0.05
-    right = PilotPoints(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), AGREED)
-    assert with_mode_weights(as_score(score_fn), right, generator) is right
 
 
 def test_unequal_weights_are_found():

@@ -18,10 +18,9 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.judge import THRESHOLDS
-from skksivi.pilot._mode_weights import SymmetryGroup, one_image, one_of_each
-from skksivi.pilot._modes import ModeMaps, all_modes, ridge_of
+from skksivi.pilot._modes import all_modes, ridge_of
 from skksivi.pilot._newton import fault_of_jump, saddle_free_newton
-from skksivi.pilot._symmetries import Exchange, images, symmetries_of
+from skksivi.pilot._symmetries import images, symmetries_of
 from skksivi.score._score import STEPS
 from skksivi.targets import GaussianMixture, constrained, from_log_prob
 
@@ -200,20 +199,6 @@ def test_all_labels_are_in_a_fit_in_equal_shares(tmp_path):
     save(q, tmp_path / "q")
     for name in ("symmetries", "ascents"):
         np.testing.assert_array_equal(getattr(load(tmp_path / "q").whitening_, name), getattr(q.whitening_, name))
-
-
-def test_the_images_of_a_part_of_a_target_add_up_to_it():
-    """Four maps of two signs: the shares of one image at the images of a point have the sum one."""
-    score = resolved(from_log_prob(lambda x: -(x.square() - 4).square().sum(1) / 8 - x[:, 0] ** 2 * x[:, 1] ** 2, 2))
-    modes = [Affine(torch.tensor(m).double(), torch.eye(2).double() / 2) for m in ([2.0, 0.0], [0.0, 2.0])]
-    signs = [Exchange.of_signs(torch.tensor(flips)) for flips in ([True, False], [False, True])]
-    group = SymmetryGroup.of(signs, modes[0])
-    part = one_image(score, group, one_of_each(ModeMaps(modes, torch.ones(2).double() / 2), signs))
-    x = normal(20, 2)
-    log_parts = part.log_prob(group.of_points(x).flatten(0, 1)).view(4, -1)
-    torch.testing.assert_close(log_parts.logsumexp(0), score.log_prob(x))
-    y = x.requires_grad_()
-    torch.testing.assert_close(part(x.detach()), torch.autograd.grad(part.log_prob(y).sum(), y)[0])
 
 
 @every("jump", [0.0, 2.0])

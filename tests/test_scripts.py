@@ -52,7 +52,7 @@ COMMANDS |= {
     "benchmarks/reference.py": "waveform draws.npz --steps 40",
     "benchmarks/reference.py targets": "banana --out references --json references.json",
     "benchmarks/training.py": "--quick --seeds 1 --names banana --jobs 1 --out train.json --methods 'path gradient'",
-    "benchmarks/ablation.py": "--quick --jobs 1 --stages 'all modes' --out ablation.json",
+    "benchmarks/ablation.py": "--quick --jobs 1 --stages 'short chains' --out ablation.json",
     "benchmarks/intervals.py": "--quick --names log_gamma --seeds 1 --jobs 1 --out intervals.json",
     "benchmarks/defaults.py": "--names log_gamma --seeds 1 --jobs 1",
     "benchmarks/shards.py": "--quick --cases '1 rank large' --out shards.json",

@@ -122,7 +122,7 @@ def test_a_training_that_nobody_asked_for_returns_its_start_where_it_fails(monke
 #: A training that leads away from any good start.
 SPOILT = {
     KSIVIApproximator: {"train": True, "learning_rate": 0.5, "batch_size": 8, "max_iter": 200},
-    HKSIVIApproximator: {"train": True, "learning_rate": 0.3, "batch_size": 8, "max_iter": 100},
+    HKSIVIApproximator: {"train": True, "learning_rate": 0.2, "batch_size": 8, "max_iter": 100},
 }
 EXACT = np.array([1.0, -2.0]), np.linalg.cholesky([[2.0, 0.6], [0.6, 0.5]])
 

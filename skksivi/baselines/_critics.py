@@ -19,8 +19,9 @@ from skksivi.estimators import langevin_scale
 from skksivi.families import Constant, Hierarchy, Layer, Layers, MultilayerPerceptron, SemiImplicit
 from skksivi.mixing import AtomDraws, NormalDraws
 from skksivi.parameters import Adam, Bridge, Schedule, Whiten, check_widths, checked_object
-from skksivi.pilot import PilotPoints, find_whitening
+from skksivi.pilot import PilotPoints
 from skksivi.score import DifferentiableScore, Score
+from skksivi.start import find_whitening
 from skksivi.training import Fit, Iterate, Objective, Run, Scheduled
 
 #: Constraints of its parameters.

@@ -18,8 +18,9 @@ from skksivi.baselines._points import Descending, set_gradient
 from skksivi.coordinates import Affine, Coordinates, score_for_training, starting_points
 from skksivi.families import Gaussian
 from skksivi.parameters import Init
-from skksivi.pilot import batch_and_match, check_mode, find_whitening, laplace, score_divergence
+from skksivi.pilot import batch_and_match, check_mode, laplace, score_divergence
 from skksivi.score import Score
+from skksivi.start import find_whitening
 from skksivi.training import Fit, Run
 
 

@@ -17,8 +17,9 @@ from skksivi.coordinates import Whitening, along_chord, checked_density, log_rat
 from skksivi.estimators import Whitened
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Adam, Init, Whiten
-from skksivi.pilot import LogRatio, find_whitening
+from skksivi.pilot import LogRatio
 from skksivi.score import Score, ScoreFunction
+from skksivi.start import find_whitening
 from skksivi.training import Objective, minimise
 
 

@@ -20,8 +20,8 @@ from skksivi.families import Layer, SemiImplicit, covariance_kept, diagonal_gaus
 from skksivi.kernels import Kernel
 from skksivi.mixing import AtomDraws, Mixing, NormalDraws
 from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten, checked_object
-from skksivi.pilot import find_whitening
 from skksivi.score import DifferentiableScore, Score, Tempered
+from skksivi.start import find_whitening
 from skksivi.training import Fit, Objective, Run, Scheduled, learning_rate_factor
 
 

@@ -181,11 +181,6 @@ class Warp(Curved):
         """The coordinates that bend or scale others by much."""
         return sorted({j for level in self.levels for j in [*level.that_bend(), *level.that_scale()]})
 
-    @property
-    def scalers(self) -> list[int]:
-        """The coordinates that scale others by much."""
-        return sorted({j for level in self.levels for j in level.that_scale()})
-
     def unwarp(self, y: Tensor) -> tuple[Tensor, Tensor]:
         t, log_scale = torch.zeros_like(y), self.unit.log().sum().expand(len(y))
         for level in self.levels:

@@ -20,13 +20,10 @@ from skksivi._utils.arrays import as_numbers, as_tensor
 from skksivi.coordinates._affine import FAR, Affine, AffineMap, Identity, WhitenedScore
 from skksivi.judge import Verdict
 from skksivi.parameters import Init, Pilot, Whiten
-from skksivi.score._score import DifferentiableScore, Halves, Score
+from skksivi.score._score import DifferentiableScore, Halves, Score, ScoreFunction
 
 #: What finds the map where no chains do.
 LAPLACE, MATCHED, GIVEN = "Laplace approximation", "batch and match", "given coordinates"
-
-#: The last stage of the search for them.
-LONG_CHAINS = "long chains"
 
 
 @dataclass
@@ -135,6 +132,14 @@ class Curved(ABC):
     def warp(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return y (n, d) and the log-determinants (n,) of dx / dy at x (n, d)."""
 
+    def pulled_back(self, y: Tensor, score_at: ScoreFunction) -> Tensor:
+        """Return the scores of y (n, d), given what returns those at x."""
+        with torch.enable_grad():
+            y = y.detach().double().requires_grad_()
+            x, log_scale = self.unwarp(y)
+            (s,) = torch.autograd.grad((x * score_at(x.detach())).sum() + log_scale.sum(), y)
+        return s.detach()
+
     def pull_back(self, score: Score) -> Score:
         r"""Return the score of y, :math:`J^\top s(x(y)) + \nabla_y \log \det J`, counted as a score of x.
 
@@ -143,12 +148,7 @@ class Curved(ABC):
         double = score.double
 
         def score_fn(y: Tensor) -> Tensor:
-            with torch.enable_grad():
-                y = y.detach().double().requires_grad_()
-                x, log_scale = self.unwarp(y)
-                s = double.uncounted(x.detach())
-                (s_y,) = torch.autograd.grad((x * s).sum() + log_scale.sum(), y)
-            return s_y.detach()
+            return self.pulled_back(y, double.uncounted)
 
         def log_density(log_prob: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
             x, log_scale = self.unwarp(y.double())

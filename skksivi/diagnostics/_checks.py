@@ -25,7 +25,7 @@ from skksivi.judge import LEAST_EFFECTIVE, MOST_LEFT_OUT, THRESHOLDS, Grade, Wei
 from skksivi.metrics import ksd_test
 from skksivi.pilot._log_density import Cells
 from skksivi.pilot._mixture import gaussian_of
-from skksivi.pilot._pilot import MAX_FEATURES
+from skksivi.pilot._points import MAX_FEATURES
 from skksivi.stein._discrepancy import (
     N_SCORES,
     FixedKernelKSD,

@@ -21,9 +21,9 @@ from skksivi.estimators._trained import langevin_scale
 from skksivi.families import Hierarchy, Layers
 from skksivi.mixing import Bootstrap, build_mixing
 from skksivi.parameters import BRIDGES, Bridge, Scale, checked_object
-from skksivi.pilot._pilot import MAX_POINTS
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import DifferentiableScore, Score, WithoutProducts
+from skksivi.start._find import MAX_POINTS
 from skksivi.training._guard import MomentPenalty, Moments, moments
 from skksivi.training._loop import Objective
 from skksivi.training._run import Fit

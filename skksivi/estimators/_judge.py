@@ -13,32 +13,21 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import torch
-from scipy.stats import norm
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
-from skksivi.coordinates._affine import Affine, Identity
-from skksivi.coordinates._whitening import LONG_CHAINS, Whitening, n_looks
+from skksivi.coordinates._affine import Identity
+from skksivi.coordinates._whitening import Whitening, n_looks
 from skksivi.families._derived import knows_density
 from skksivi.families._samplers import Layer, Layers, Sampler
-from skksivi.families._weights import MAX_FREE, N_CHEAP, N_FREE, cost_of_weights, weighted_draws, with_parameters
-from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, WeightedDraws, monotone_in, words_of
-from skksivi.pilot._pilot import MAX_FEATURES
-from skksivi.pilot._points import MANY_FEATURES, has_small_errors
+from skksivi.families._weights import MAX_FREE, N_CHEAP, N_FREE, cost_of_weights, weighted_draws
+from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, WeightedDraws
+from skksivi.pilot._points import MANY_FEATURES, MAX_FEATURES, has_small_errors
 from skksivi.score._score import Score
 from skksivi.score._tally import BudgetError
-from skksivi.stein._discrepancy import (
-    MOST_CALLS,
-    N_SCORES,
-    first_difference,
-    stein_shift,
-    stein_variances,
-    suspect_directions,
-)
+from skksivi.start._errors import LEVELS, is_beyond, of_weights, seems_off, suspects
+from skksivi.stein._discrepancy import MOST_CALLS, N_SCORES, first_difference, stein_shift, stein_variances
 from skksivi.training._run import Fit
-
-#: Levels of the quantiles that are judged.
-LEVELS = np.array([0.05, 0.95])
 
 #: Calls that a verdict may take to know numbers within their limit, however few the fit has taken.
 MOST_CHECKED = 8192
@@ -57,7 +46,9 @@ class Judged(NamedTuple):
     draws: WeightedDraws | None = None
 
 
-def judged(fit: Fit, score: Score, seed: int, n_values: int, most: int | None = None) -> tuple[Fit, Judged]:
+def judged(
+    fit: Fit, score: Score, seed: int, n_values: int, most: int | None = None, before: Judged | None = None
+) -> tuple[Fit, Judged]:
     """Return a fit with its verdict, the draws behind it and its certificate, which is None if that is expensive.
 
     Parameters
@@ -69,25 +60,40 @@ def judged(fit: Fit, score: Score, seed: int, n_values: int, most: int | None = 
         Score calls of the training.
     most : int, default=None
         The most calls of the whole fit.
+    before : Judged, default=None
+        The verdict of draws that the fit was not fitted to; more follow where it is not good.
     """
     score.tally.begin("certificate")
-    found = judge(fit.sampler, score, seed, n_values, most)
+    found = judge(fit.sampler, score, seed, n_values, most, before)
     certificate = None if found.draws is None else found.draws.finite_certificate()
     own = {"weighted_draws_": found.draws, "certificate_": certificate, "verdict_": found.verdict}
     return fit._replace(report={**fit.report, **own}), found
 
 
 @torch.no_grad()
-def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: int | None = None) -> Judged:
+def judge(
+    sampler: Sampler,
+    score: Score,
+    seed: int,
+    n_values: int = 0,
+    most: int | None = None,
+    before: Judged | None = None,
+) -> Judged:
     """Judge a fit by its sampler, see `judged`. What fails in the judge itself is no verdict, and it is said."""
     if not isinstance(sampler, Layer | Layers):
         return Judged(Verdict(Grade.ROUGH, "the fit has no density"))
     try:
-        found = _judge(sampler, score, seed, n_values, most)
+        found = _judge(sampler, score, seed, n_values, most, before)
         if found.verdict.good:
             return found
         refines = found.draws is not None and found.draws.trusted and found.verdict.errors is not None
-        return found._replace(verdict=replace(found.verdict, remedy=remedy_of(sampler, score, refines=refines)))
+        verdict = replace(found.verdict, remedy=remedy_of(sampler, score, refines=refines))
+        if (
+            sampler.whitening.unseen > THRESHOLDS.unseen
+            and (words := _of_search(sampler.whitening) or "") not in verdict.reason
+        ):
+            verdict = replace(verdict, reason=f"{words}, and {verdict.reason}")
+        return found._replace(verdict=verdict)
     except Exception as error:
         if error is score.tally.raised or isinstance(error, (BudgetError, ConnectionError, TimeoutError)):
             raise
@@ -95,7 +101,14 @@ def judge(sampler: Sampler, score: Score, seed: int, n_values: int = 0, most: in
         return Judged(Verdict(Grade.UNKNOWN, reason, "check the fit by `skksivi.diagnose`, and report this error"))
 
 
-def _judge(sampler: Layer | Layers, score: Score, seed: int, n_values: int, most_calls: int | None) -> Judged:
+def _judge(
+    sampler: Layer | Layers,
+    score: Score,
+    seed: int,
+    n_values: int,
+    most_calls: int | None,
+    before: Judged | None,
+) -> Judged:
     """Ask in the order of cost: Stein's identities, if the scores for these are few beside those of a training;
     weights; what needs none.
     """
@@ -105,7 +118,7 @@ def _judge(sampler: Layer | Layers, score: Score, seed: int, n_values: int, most
         return Judged(Verdict(Grade.WRONG, words, by="identities"))
     is_network = isinstance(sampler, Layer) and not sampler.family.mean.is_affine
     most = max(N_CHEAP, n_values // OF_NETWORK) if is_network else 0
-    found = _by_weights(sampler, score, seed, n_values, most)
+    found = _by_weights(sampler, score, seed, n_values, most, before)
     verdict = found.verdict
     if is_long and most and verdict.grade == Grade.ROUGH and verdict.by == "weights":  # by the few draws
         by_identities = Verdict.of(_of_identities(x, s), score.label, "identities")
@@ -124,14 +137,19 @@ def _knows_many(sampler: Layer | Layers) -> bool:
     return sampler.n_features >= MANY_FEATURES and sampler.whitening.mean_se is not None
 
 
-def _by_weights(sampler: Layer | Layers, score: Score, seed: int, n_values: int, most: int) -> Judged:
+def _by_weights(
+    sampler: Layer | Layers, score: Score, seed: int, n_values: int, most: int, before: Judged | None
+) -> Judged:
     """Judge a fit by weighted draws, more where fewer leave a doubt, up to 32 times, or the most unless zero."""
     tally, found = score.tally, Judged(Verdict(Grade.ROUGH, "the weights of its draws are not known"))
+    given = None if before is None else before.draws
+    if before is not None and (before.verdict.good or (given is not None and _is_last(given, score))):
+        return before
     # else the density costs little beside the training
     if isinstance(sampler, Layers) and sampler.family.n_layers * n_values < 1_000_000:
         return found
-    is_scarce, before = tally.is_scarce, tally.total
-    spent = before - sum(each.n_calls for name, each in tally.stages.items() if name == "certificate")
+    is_scarce, n_before = tally.is_scarce, tally.total
+    spent = n_before - sum(each.n_calls for name, each in tally.stages.items() if name == "certificate")
     if is_scarce and cost_of_weights(sampler, score) / 2 > (tally.left or 0):
         reason = "the calls of the score that are left do not suffice for weighted draws"
         return Judged(Verdict(Grade.ROUGH, reason))
@@ -139,16 +157,22 @@ def _by_weights(sampler: Layer | Layers, score: Score, seed: int, n_values: int,
     # a fault, such as noise, no draws lower
     has_many = sampler.n_features >= MANY_FEATURES  # which more draws hardly help
     times = (1,) if tally.fault is not None else (0.5, 0.75, 1, 1.5, 2) if is_scarce else (1, 2, 4, 8, 16, 32)
-    for n, draws in zip(times, weighted_draws(sampler, score.double, seed ^ 1, times), strict=False):
+    seed, times = (seed ^ 1, times) if given is None else (given.seed, times[1:])
+    for n, draws in zip(times, weighted_draws(sampler, score.double, seed, times, given), strict=False):
         verdict = of_weights(draws, score, sampler.whitening, V)
         found = Judged(verdict, draws)
         most_spent = max(spent, MOST_CHECKED) if _is_doubtful(verdict, draws) else spent / 10
-        is_spent = n >= 4 and 2 * (tally.total - before) > most_spent  # as many again
+        is_spent = n >= 4 and 2 * (tally.total - n_before) > most_spent  # as many again
         is_vain = _knows_many(sampler) and sampler.whitening.converged and n >= 2 and not draws.trusted
         is_last = is_spent or is_vain or 0 < most < 2 * len(draws.X) or (n == 16 and (verdict.good or has_many))
         if is_last or not is_open(verdict, draws):
             break
     return found
+
+
+def _is_last(draws: WeightedDraws, score: Score) -> bool:
+    """Tell whether no more draws are to follow."""
+    return score.tally.is_scarce or len(draws.X) >= MOST_CHECKED or not draws.trusted
 
 
 def _of_search(whitening: Whitening) -> str | None:
@@ -178,21 +202,12 @@ def is_open(verdict: Verdict, sample: WeightedDraws) -> bool:
     return seems_off(verdict.errors) or verdict.errors.se_of_moments > 1 or lost
 
 
-def seems_off(errors: Errors) -> bool:
-    """Tell whether an error is probably beyond its limit, or surely near it."""
-    return _is_beyond(errors) or errors.worst(THRESHOLDS.n_se).excess > THRESHOLDS.near
-
-
-def _is_beyond(errors: Errors) -> bool:
-    return errors.worst(THRESHOLDS.n_se / 2).excess > 1
-
-
 def _is_doubtful(verdict: Verdict, draws: WeightedDraws) -> bool:
     """Tell whether a verdict is good although an error seems to be beyond its limit, wrong by a little, or rough only
     since the numbers are not known well enough.
     """
     if verdict.good:
-        return verdict.errors is not None and _is_beyond(verdict.errors)
+        return verdict.errors is not None and is_beyond(verdict.errors)
     if verdict.grade == Grade.WRONG and verdict.errors is not None:  # a training takes more than draws that tell
         return draws.X.shape[1] < MANY_FEATURES and verdict.errors.worst(THRESHOLDS.n_se).excess < 2
     return verdict.grade == Grade.ROUGH and draws.trusted
@@ -211,96 +226,10 @@ def surely_good(sampler: Sampler, score: Score, seed: int) -> bool:
 
 def _suspects(sampler: Layer | Layers, score: Score, seed: int) -> Tensor | None:
     """Return the directions (d, k) of whitened coordinates along which a fit is suspect by some scores."""
-    if isinstance(sampler, Layers) or not 1 < sampler.n_features <= MAX_FEATURES or score.tally.fault is not None:
+    if isinstance(sampler, Layers) or sampler.n_features > MAX_FEATURES:
         return None
     u = sampler.sample_in_u(N_SCORES // 2, torch.Generator(score.device).manual_seed(seed ^ 6))
-    return suspect_directions(sampler.whitening.pull_back(score.double), u)
-
-
-def of_weights(
-    draws: WeightedDraws, score: Score, whitening: Whitening | Affine | None = None, V: Tensor | None = None
-) -> Verdict:
-    """Judge a fit by its weighted draws, in the parameters of its model and, unless some coordinates show in none, in
-    the coordinates and along directions V (d, k) of whitened ones.
-    """
-    reason = (
-        f"the effective sample size of {len(draws.weights)} weighted draws is {draws.effective:.0f}, k-hat "
-        f"{draws.k:.2f}, and {draws.lost:.0%} of the mass is where the fit has less than a tenth of the density"
-    )
-    if not draws.trusted and draws.X.shape[1] >= MANY_FEATURES:
-        return Verdict(Grade.ROUGH, reason)
-    names, f, g = _parameters(draws, score)
-    shows = f is draws.X or {*range(draws.X.shape[1])} <= {*monotone_in(draws.draws, g).tolist()}
-    columns, labels = [(f, g)], [f"`{name}`" for name in names]
-    if f is not draws.X and shows:
-        columns.append((draws.X, draws.draws))
-        labels += [score.label(i) for i in range(score.n_features)]
-    if whitening is not None and V is not None and V.shape[1] and shows:
-        along = [whitening.whiten(torch.as_tensor(X).to(V)) @ V for X in (draws.X, draws.draws)]
-        columns.append((as_array(along[0]), as_array(along[1])))
-        labels += [_direction(torch.as_tensor(draws.draws).to(V), a, score) for a in along[1].mT]
-    with np.errstate(all="ignore"):  # of constants
-        found = [_errors(draws, *pair) for pair in columns]
-    errors = Errors(*(np.concatenate(parts, -1) for parts in zip(*found, strict=True)))
-    if draws.trusted:
-        return Verdict.of(errors, labels.__getitem__, "weights")
-    words = words_of(errors.worst(0), labels.__getitem__)
-    return Verdict(Grade.ROUGH, f"{reason}; as far as these tell, {words}", errors=errors)
-
-
-def _parameters(draws: WeightedDraws, score: Score) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Return the names of parameters, and their values at weighted draws and at other draws; the coordinates where a
-    model has none, many more, or cannot be evaluated. A parameter that is constant, or not finite at a draw of
-    weight, is left out.
-    """
-    coordinates = [score.label(i).strip("`") for i in range(score.n_features)], draws.X, draws.draws
-    try:
-        draws = with_parameters(draws, score)
-    except Exception as error:
-        if error is score.tally.raised or isinstance(error, (TypeError, ValueError)):
-            return coordinates
-        raise
-    f, g = draws.parameters, draws.parameters_of_draws
-    if f is None or g is None or len(draws.names) > 2 * score.n_features + 100:  # predictions of rows are among them
-        return coordinates
-    moves = np.isfinite(f).all(0) & np.isfinite(g).all(0) & (g.std(0) > 0)
-    return (
-        ([name for name, kept in zip(draws.names, moves, strict=True) if kept], f[:, moves], g[:, moves])
-        if (moves.any())
-        else coordinates
-    )
-
-
-def _errors(draws: WeightedDraws, f: np.ndarray, g: np.ndarray) -> Errors:
-    """Return the errors of the numbers of draws g (m, k), given values f (n, k) of weighted draws.
-
-    A posterior may have no mean or no standard deviation: where these are not known, and their own noise may have no
-    bound, they are not assessed, and quantiles count by their levels, as many sd as these are of a Gaussian.
-    """
-    found = Errors.less_fit(Numbers.of_draws(g, LEVELS), draws.numbers(f, g, LEVELS, less=1.0))
-    low, high = np.quantile(g, [THRESHOLDS.tail, 1 - THRESHOLDS.tail], axis=0)
-    sides = [draws.shares(x, y)[:2] for x, y in ((f < low, g < low), (f > high, g > high))]
-    beyond, beyond_se = (np.array(parts) for parts in zip(*sides, strict=True))
-    heavy = np.maximum(found.sd_se, found.mean_se) > THRESHOLDS.sd
-    heavy[heavy] = ~draws.knows_variance(f[:, heavy])
-    if heavy.any():
-        nothing = np.where(heavy, math.nan, 0.0)
-        at = np.quantile(g[:, heavy], LEVELS, axis=0)
-        levels, se = zip(*(draws.shares(f[:, heavy] <= q, g[:, heavy] <= q, less=1.0)[:2] for q in at), strict=True)
-        unit = norm.pdf(norm.ppf(LEVELS))[:, None]
-        found.quantiles[:, heavy] = (np.array(levels) - LEVELS[:, None]) / unit
-        found.quantiles_se[:, heavy] = np.array(se) / unit
-        found = found._replace(mean=found.mean + nothing, sd=found.sd + nothing)
-    return found._replace(beyond=beyond, beyond_se=beyond_se)
-
-
-def _direction(x: Tensor, a: Tensor, score: Score) -> str:
-    """Describe a linear function a (n,) of draws x (n, d) by its largest correlations."""
-    r = torch.corrcoef(torch.cat([a[None], x.mT]))[0, 1:].nan_to_num(0)
-    if r.abs().max() > 0.995:  # a coordinate
-        return score.label(int(r.abs().argmax()))
-    largest = r.abs().argsort(descending=True)[:3].tolist()
-    return f"the direction with correlations {', '.join(f'{r[i]:+.2f} with {score.label(i)}' for i in largest)}"
+    return suspects(score, sampler.whitening, u)
 
 
 # Where weights are not reliable
@@ -448,14 +377,9 @@ def _first_remedy(sampler: Sampler, sd: np.ndarray, score_fn: Score, *, is_rough
 
 
 def _more(whitening: object) -> str:
-    """Return the advice to raise what makes a pilot do more, if anything does."""
-    if not isinstance(whitening, Whitening) or whitening.sd is None:
-        return ""
-    stages = {attempt.stage for attempt in whitening.attempts}
-    if not stages or LONG_CHAINS in stages:
-        return "raise the `budget` of whiten=Pilot(...), "
-    has_more = whitening.warp is None and len(whitening.sd) <= MAX_FEATURES  # else there are no long chains
-    return "raise the `effort` of whiten=Pilot(...), " if has_more else ""
+    """Return the advice to raise what makes a start do more, if anything does."""
+    has_more = isinstance(whitening, Whitening) and whitening.sd is not None and len(whitening.attempts) > 0
+    return "raise the `budget` of whiten=Pilot(...), " if has_more else ""
 
 
 def remedy_of(sampler: Sampler, score_fn: Score, *, refines: bool = False) -> str:

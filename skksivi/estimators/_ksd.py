@@ -6,7 +6,7 @@ import copy
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import ClassVar, Generic, NamedTuple, Self, cast
 
@@ -19,21 +19,14 @@ from skksivi._utils.arrays import RandomState, as_array
 from skksivi._utils.checks import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates import Whitening, score_for_training
-from skksivi.coordinates._whitening import LONG_CHAINS
 from skksivi.estimators._checkpoint import Saved, check_checkpoint, saved_fit
-from skksivi.estimators._judge import Judged, better, judge, judged, seems_off
+from skksivi.estimators._judge import Judged, better, judged
 from skksivi.estimators._start import (
     N_RESERVED,
     Start,
     answers_at,
     find_coordinates,
-    improves,
-    is_even,
-    knows_moments,
-    lacks_mass,
-    refitted,
     turn_frugal,
-    with_lost_part,
 )
 from skksivi.estimators._trained import (
     Comparison,
@@ -46,7 +39,7 @@ from skksivi.estimators._trained import (
     trained_fit,
     watch_of,
 )
-from skksivi.families._derived import mixture_of
+from skksivi.families._derived import gaussians_of
 from skksivi.families._layer import Drawn, Family
 from skksivi.families._samplers import Layer, OfFamily, Sampler, WhitenedSampler
 from skksivi.families._weights import kept_draws
@@ -55,8 +48,7 @@ from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, MixingLike
 from skksivi.parameters import Adam, Checkpoint, Init, Pilot, Scale, Whiten, chains_of, checked_object
 from skksivi.pilot._chains import clipped_drift
-from skksivi.pilot._pilot import MAX_FEATURES
-from skksivi.pilot._points import MANY_FEATURES, PilotPoints
+from skksivi.pilot._points import MAX_FEATURES, PilotPoints
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.score._tally import DIVERGED, BudgetError
 from skksivi.stein import value_and_gradients, velocity
@@ -164,35 +156,15 @@ class SteinTrained(Trained, Generic[F]):
         found = run.keep(start.fit(self._sampler_of(target, start)))
         compares = self._compares(start, run)
         if compares:
-            start, found = self._judged_start(start, found, target, run)
+            n_values = len(start.past.losses) * int(self.batch_size)
+            before = start.judged if gaussians_of(found.sampler) is not None else None
+            found = run.keep(judged(found, target, start.seed, n_values, before=before)[0])
         if saved.start or not compares or self._needs_training(found, start, run):
             found = self._train(target, start, saved, found, run)
         if (draws := cast("WeightedDraws | None", found.report["weighted_draws_"])) is None:
             return found
         kept = kept_draws(draws, score_fn.double)
         return run.keep(found._replace(report={**found.report, "weighted_draws_": kept}))
-
-    def _judged_start(self, start: Start[F], found: Fit, target: Score, run: Run) -> tuple[Start[F], Fit]:
-        """Return a start and the fit that draws from it with its verdict, or those of a mixture that is fitted to the
-        weighted draws of the judge, as long as that is better.
-        """
-        first = start
-        found, by = judged(found, target, start.seed, len(start.past.losses) * int(self.batch_size))
-        run.keep(found)
-        for i in range(3):
-            try:
-                other = self._other_start(start, found, by, target, run)
-                if other is None:
-                    break
-                seed = start.seed ^ (64 << i)  # other draws than it is made of
-                fit, by_other = judged(other.fit(self._sampler_of(target, other)), target, seed, 0)
-            except (*DIVERGED, BudgetError):
-                break
-            has_part = other.whitening is start.whitening
-            if not improves(fit, by_other, found, by, target.device, has_part=has_part):
-                break
-            start, found, by = other, run.keep(fit), by_other
-        return start, found if start is first else run.keep(self._judged_anew(found, target, start))
 
     def _judged_anew(self, found: Fit, target: Score, start: Start[F]) -> Fit:
         """Return a fit that was the best of several with the verdict of other draws than it was chosen by."""
@@ -202,29 +174,6 @@ class SteinTrained(Trained, Generic[F]):
             return self._judged(found, target, start._replace(seed=start.seed ^ AFRESH))
         except (*DIVERGED, BudgetError):
             return found
-
-    def _other_start(self, start: Start[F], found: Fit, by: Judged, target: Score, run: Run) -> Start[F] | None:
-        """Return a start with a Gaussian for the little mass that a good one lacks, or refitted to weighted
-        draws; None if there is nothing to repair, or no calls of the score are left for it.
-        """
-        can_be = isinstance(found.sampler, Layer) and self._is_at_pilot(start)
-        is_spent = run.tally.is_spent or run.tally.is_scarce
-        if by.draws is None or not can_be or is_spent or run.tally.fault is not None:
-            return None
-        verdict, errors = by.verdict, by.verdict.errors
-        is_known = verdict.by == "weights" and verdict.grade > Grade.WRONG and is_even(by.draws)
-        if (is_known or verdict.settled) and not (errors and seems_off(errors) and knows_moments(by.draws)):
-            if verdict.by != "weights" or not lacks_mass(start.family, by.draws):
-                return None
-            return start._replace(family=with_lost_part(start.family, start.whitening, by.draws))
-        refit = refitted(start.whitening, target, by.draws, run.generator, mixture_of(found.sampler))
-        if refit is None:
-            return None
-        whitening, points = refit
-        family, penalty = self._family(whitening.straighten(target), whitening, points, run.generator)
-        return start._replace(
-            whitening=whitening, family=family, penalty=penalty, answers=answers_at(target, whitening)
-        )
 
     def _compares(self, start: Start[F], run: Run) -> bool:
         """Tell whether a start is compared with what the training makes of it, or returned."""
@@ -410,15 +359,7 @@ class SteinTrained(Trained, Generic[F]):
             turn_frugal(self.whiten, init, score_fn)
         warps, moves = self._warps(score_fn), self.train is not False and allows_moves(target)
 
-        def accepts(whitening: Whitening, pilot: PilotPoints) -> bool:
-            like_it = torch.Generator(generator.device).manual_seed(generator.initial_seed())
-            start = self._start_in(whitening, pilot, score_fn, like_it)
-            sampler = start.fit(self._sampler_of(target, start)).sampler
-            return isinstance(sampler, Layer) and judge(sampler, target, start.seed).verdict.good
-
-        whitening, pilot = find_coordinates(
-            self._exploration(target.n_features), init, score_fn, generator, warps=warps, moves=moves, accepts=accepts
-        )
+        whitening, pilot = find_coordinates(self.whiten, init, score_fn, generator, warps=warps, moves=moves)
         is_warped = whitening.warp is not None or (last is not None and last.whitening.warp is not None)
         if last is not None and not (is_warped or self._is_at_pilot(last)):
             return last._replace(whitening=whitening, answers=answers_at(score_fn, whitening))
@@ -430,14 +371,9 @@ class SteinTrained(Trained, Generic[F]):
         """Return the start of a new family in some coordinates, at the points of a pilot if there are any."""
         answers = answers_at(score_fn, whitening)
         family, penalty = self._family(whitening.straighten(score_fn), whitening, pilot, generator)
-        return Start(whitening, family, penalty, generator.initial_seed(), answers)
-
-    def _exploration(self, n_features: int) -> Whiten:
-        """Return `whiten`; of few features without long chains where a training may follow, which takes less."""
-        chains = chains_of(self.whiten)
-        if chains is None or chains.effort != "auto" or self.train != "auto" or n_features >= MANY_FEATURES:
-            return self.whiten
-        return replace(chains, skip=(*chains.skip, LONG_CHAINS))
+        is_its_own = pilot is not None and pilot.verdict.by == "weights" and self._takes_points()
+        judged_by = Judged(pilot.verdict, pilot.draws) if pilot is not None and is_its_own else None
+        return Start(whitening, family, penalty, generator.initial_seed(), answers, judged_by)
 
     def _warps(self, score_fn: Score) -> bool:
         """Tell whether the coordinates of the training may be warped."""

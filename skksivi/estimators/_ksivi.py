@@ -20,10 +20,10 @@ from skksivi.estimators._trained import temperature
 from skksivi.families import Layer, SemiImplicit, covariance_kept, gaussian_layer
 from skksivi.mixing import Bootstrap, Mixing, build_mixing
 from skksivi.parameters import Adam, Annealing, Network, Scale, checked_object
-from skksivi.pilot._pilot import MAX_POINTS
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._domain import tail_exponent
 from skksivi.score._score import DifferentiableScore, Score, Tempered, WithoutProducts
+from skksivi.start._find import MAX_POINTS
 from skksivi.terms import Term, WeightedTerm
 from skksivi.training._guard import MomentPenalty, Steering, moments
 from skksivi.training._loop import Objective, Scheduled

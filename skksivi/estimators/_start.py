@@ -1,6 +1,4 @@
-"""Where a training starts: at points of a pilot, in coordinates of the target, at the last fit, or at a mixture that
-is fitted again to the weighted draws by which the judge has found a fit to be off.
-"""
+"""Where a training starts: at points of a pilot, in coordinates of the target, or at the last fit."""
 
 from __future__ import annotations
 
@@ -9,38 +7,29 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import permutations
+from dataclasses import replace
 from operator import itemgetter
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import joblib
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._utils.arrays import as_array, as_tensor, resolve_device
-from skksivi._utils.monte_carlo import systematic_rows
+from skksivi._utils.arrays import as_array, resolve_device
 from skksivi.base import BaseApproximator, learn
 from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._whitening import MATCHED, Attempt, Whitening, starting_points
-from skksivi.estimators._judge import Judged, is_better
-from skksivi.families._density import LogDensity
-from skksivi.families._derived import sampler_density
-from skksivi.families._layer import SemiImplicit
-from skksivi.families._samplers import Gaussian, Sampler
-from skksivi.families._weights import weighted_draws
-from skksivi.judge import THRESHOLDS, Grade, Verdict, WeightedDraws
-from skksivi.mixing import GaussianMixtureDraws, MixingLike, check_mixing
+from skksivi.coordinates._whitening import MATCHED, Whitening, starting_points
+from skksivi.estimators._judge import Judged
+from skksivi.families._samplers import Sampler
+from skksivi.mixing import MixingLike, check_mixing
 from skksivi.parameters import Init, Whiten, chains_of
-from skksivi.pilot._importance import LEAST_POINTS, Plan, fitted, refined_pilot
-from skksivi.pilot._mixture import N_ITER, Components, batch_and_match, fitted_mixture, gaussian_of, worst_divergence
+from skksivi.pilot._mixture import N_ITER, batch_and_match, worst_divergence
 from skksivi.pilot._modes import all_modes, find_modes
-from skksivi.pilot._pilot import MAX_FEATURES, find_whitening
-from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._points import MAX_FEATURES, PilotPoints
 from skksivi.score._score import Score
 from skksivi.score._tally import DIVERGED, BudgetError, Tally
+from skksivi.start import find_whitening
 from skksivi.stein._estimators import Memory
 from skksivi.training._guard import MomentPenalty
 from skksivi.training._run import Fit, Run
@@ -95,7 +84,8 @@ class Past(NamedTuple):
 
 class Start(NamedTuple, Generic[F]):
     """The start of a training: coordinates, a family in them, the penalty that ties it to a pilot, the seed of its
-    noise, a checksum of the score's values there, the draws that it keeps, and the training before it.
+    noise, a checksum of the score's values there, the verdict of its mixture, the draws that it keeps, and the
+    training before it.
     """
 
     whitening: Whitening
@@ -103,6 +93,7 @@ class Start(NamedTuple, Generic[F]):
     penalty: MomentPenalty | None
     seed: int
     answers: str
+    judged: Judged | None = None
     memory: Memory | None = None
     past: Past = Past()
 
@@ -168,7 +159,6 @@ def find_coordinates(
     *,
     warps: bool,
     moves: bool,
-    accepts: Callable[[Whitening, PilotPoints], bool] | None = None,
 ) -> tuple[Whitening, PilotPoints | None]:
     """Return coordinates, and the points of a pilot; without a pilot they are first moved to the target if `moves`.
 
@@ -176,7 +166,7 @@ def find_coordinates(
     """
     limit, share = score.tally.limit or math.inf, 0.28 if score.log_prob is not None else 0.4
     with score.tally.reserving(int(min(N_RESERVED, share * limit))):
-        whitening, pilot = find_whitening(whiten, score, generator, init=init, warps=warps, accepts=accepts)
+        whitening, pilot = find_whitening(whiten, score, generator, init=init, warps=warps)
         if pilot is not None or not (isinstance(whitening.map, Affine) and moves):
             return whitening, pilot
         before = score.tally.total
@@ -256,179 +246,3 @@ def weight_of_pilot(whiten: Whiten, pilot: PilotPoints) -> float:
     """Return the weight of the penalty that ties a fit to its pilot, zero for none."""
     chains = chains_of(whiten)
     return chains.weight if chains is not None and pilot.converged else 0.0
-
-
-# Fitted again to the weighted draws by which the judge has found a fit to be off
-
-
-@dataclass(frozen=True)
-class Gaussians:
-    r"""The mixture :math:`\sum_i w_i N(m_i, L_i L_i^\top)` as a sampler."""
-
-    parts: tuple[Gaussian, ...]
-    weights: Tensor
-
-    in_parts: ClassVar[bool] = True
-
-    @property
-    def n_features(self) -> int:
-        return self.parts[0].n_features
-
-    def attributes(self) -> dict[str, object]:
-        return {}
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows (n, d), in random order."""
-        which = torch.multinomial(self.weights, n, replacement=True, generator=generator)
-        counts = which.bincount(minlength=len(self.parts)).tolist()
-        x = torch.cat([part.sample(m, generator) for part, m in zip(self.parts, counts, strict=True)])
-        return x[torch.randperm(n, generator=generator, device=x.device)]
-
-    def log_density(self, x: Tensor) -> LogDensity:
-        """Evaluate log q (n,) at points x (n, d)."""
-        values = torch.stack([part.log_density(x).value for part in self.parts], 1)
-        value = (values + self.weights.log()).logsumexp(1)
-        return LogDensity(value, torch.zeros_like(value))
-
-
-def refitted(
-    whitening: Whitening, score: Score, sample: WeightedDraws, generator: torch.Generator, fit: Components | None
-) -> tuple[Whitening, PilotPoints] | None:
-    """Return coordinates and points by importance from a mixture that is fitted to the weighted draws of a fit; None
-    where these are too few.
-    """
-    d, score = sample.X.shape[1], score.double
-    before, began = score.tally.total, time.monotonic()
-    stage = "refit to weighted draws"
-    score.tally.begin(stage)
-    found = weighted_mixture(whitening, score, sample, generator, fit)
-    if found is None:
-        return None
-    sample, mixture = found
-    x, error = resampled_points(sample).to(score.device), (sample.effective) ** -0.5
-    map_ = gaussian_of(x)
-    start = PilotPoints(map_.whiten(x), [len(x)], error * torch.ones(d).to(x), mixture=mixture.whitened(map_))
-    points = start._replace(verdict=Verdict(Grade.GOOD, f"errors {error:.2g}", by="weights"))
-    if not knows_moments(sample):
-        plan = Plan(fitted, least_share=0.15, most_rounds=8, forgets=True)
-        points = refined_pilot(map_.pull_back(score), start, [], generator, plan)
-        points = points if points.converged else start._replace(verdict=points.verdict)
-    points = points.unwhitened(map_)
-    n_calls = score.tally.total - before
-    attempt = Attempt(stage, n_calls, time.monotonic() - began, str(points.verdict))
-    mean, mean_se, sd = map(as_array, (points.x.mean(0), points.mean_se, points.x.std(0)))
-    new = replace(whitening, map=points.map(), warp=None, mean=mean, mean_se=mean_se, sd=sd, verdict=points.verdict)
-    calls, attempts = whitening.n_score_calls + n_calls, [*whitening.attempts, attempt]
-    return replace(new, found_by="importance sampling", n_score_calls=calls, attempts=attempts), points
-
-
-def weighted_mixture(
-    whitening: Whitening, score: Score, sample: WeightedDraws, generator: torch.Generator, fit: Components | None
-) -> tuple[WeightedDraws, Components] | None:
-    """Return the weighted draws of a mixture that is fitted to those of a fit, and the mixture; None where these are
-    too few.
-
-    What a fit lacks becomes a Gaussian of its own, for draws around it to find more of that, until the weights are
-    even enough for the adaptive mixtures of a pilot.
-    """
-    if knows_moments(sample):
-        return sample, refitted_evenly(fit, sample, generator)
-    mixture = fitted_mixture([torch.as_tensor(sample.draws[:LEAST_POINTS]).to(score.device)], generator)
-    mixture, best = with_lost_mass(mixture, sample), None
-    for i in range(5):
-        if sample.effective < sample.X.shape[1] + 2:
-            break
-        mixture = mixture.fitted_to(resampled_points(sample).to(score.device)) if i else mixture
-        gaussians = tuple(map(Gaussian, map(Affine, mixture.means, mixture.factors())))
-        found = next(weighted_draws(Gaussians(gaussians, mixture.weights), score, i, (4,), whitening), None)
-        if found is None or (best is not None and found.share < best[0].share):
-            break
-        sample, best = found, (found, mixture)
-        if is_even(sample):
-            break
-    return best
-
-
-def is_even(sample: WeightedDraws) -> bool:
-    """Tell whether the weights of draws are about as even as where a fit is right, which has a share of .5 to .7."""
-    return sample.trusted and sample.share > 0.35
-
-
-def knows_moments(sample: WeightedDraws) -> bool:
-    """Tell whether a mixture may be fitted to draws: their weights are even, and count as a thousand or more."""
-    return is_even(sample) and sample.effective > 1000
-
-
-def refitted_evenly(fit: Components | None, sample: WeightedDraws, generator: torch.Generator) -> Components:
-    """Return the mixture of a fit moved to weighted draws, or split, or a new one: whichever is best at draws it has
-    not seen.
-    """
-    rows = as_array(torch.randperm(len(sample.weights), generator=generator, device=generator.device))
-    shuffled = replace(sample, X=sample.X[rows], weights=sample.weights[rows])
-    x = resampled_points(shuffled, round(sample.share * len(rows))).to(generator.device)
-    ways: list[Callable[[Tensor], Components]] = [partial(fitted, generator=generator)]
-    if fit is not None:
-        ways += [fit.fitted_to, lambda x: fit.split_alike(x).fitted_to(x)]
-    pairs = list(permutations(x.chunk(2)))
-    return max(ways, key=lambda way: sum(float(way(a).draws().log_density(b).mean()) for a, b in pairs))(x)
-
-
-def with_lost_mass(mixture: Components, sample: WeightedDraws) -> Components:
-    """Return a mixture fitted to weighted draws, with a Gaussian for the mass that the fit hardly has, if any."""
-    if sample.lost == 0:
-        return mixture
-    part = lost_part(torch.as_tensor(sample.X).to(mixture.means), sample)
-    return Components.together([mixture, part], [1 - sample.lost, sample.lost])
-
-
-def lost_part(x: Tensor, sample: WeightedDraws) -> Components:
-    """Return a Gaussian for the weighted draws, at x (n, d) in some coordinates, where the fit has less than a tenth
-    of the density.
-    """
-    w, v, d = *(torch.as_tensor(a).to(x) for a in (sample.weights, sample.weights_of_fit)), x.shape[1]
-    w = w.where(w > 10 * v, 0.0)
-    w = w / w.sum()
-    m = w @ x
-    scatter = (w[:, None] * (x - m)).mT @ (x - m)
-    n = 1 / float(w.square().sum())
-    covariance = 1.5 * (n * scatter + d * scatter.diagonal().diag()) / (n + d)  # few, which fall short far out
-    return Components(w.new_ones(1), m[None], covariance[None])
-
-
-def resampled_points(sample: WeightedDraws, n: int = LEAST_POINTS) -> Tensor:
-    """Return points (n, d) that are picked by their weights, evenly."""
-    return torch.as_tensor(sample.X[systematic_rows(sample.weights, n)])
-
-
-def lacks_mass(family: nn.Module, sample: WeightedDraws) -> bool:
-    """Tell whether a mixture of Gaussians lacks mass that weighted draws show, be it too little for an error that is
-    beyond its limit.
-    """
-    least = max(THRESHOLDS.near * THRESHOLDS.beyond, 1.6 * sample.lost_se)  # 2 of 32 samples of right fits have it
-    return sample.lost > least and isinstance(getattr(family, "mixing", None), GaussianMixtureDraws)
-
-
-@torch.no_grad()
-def with_lost_part(family: F, whitening: Whitening, sample: WeightedDraws) -> F:
-    """Return a copy of a family that is a mixture of Gaussians, with one more for the mass that it hardly has."""
-    new = cast("SemiImplicit", copy.deepcopy(family))
-    old = cast("GaussianMixtureDraws", new.mixing)
-    u = whitening.whiten(torch.as_tensor(sample.X).to(old.means.device))
-    part = lost_part(u, sample).draws(old.means.dtype, noise=new.sigma(old.means[:1]).square()[0])
-    share = old.weights.new_tensor([sample.lost])
-    means, factors = torch.cat([old.means, part.means]), torch.cat([old.factors, part.factors])
-    new.mixing = GaussianMixtureDraws(means, factors, torch.cat([(1 - share) * old.weights, share]))
-    return cast("F", new)
-
-
-def improves(fit: Fit, by: Judged, before: Fit, by_before: Judged, device: torch.device, *, has_part: bool) -> bool:
-    r"""Tell whether a fit, given its verdict, is better than the one before it, to which a part was added or which
-    was fitted again. Then its :math:`E_p[\log q]` must be larger, too: one that has lost a narrow part has no draws
-    there.
-    """
-    is_right = is_better(by.verdict, by_before.verdict)
-    if has_part or by_before.draws is None or not is_right:
-        return is_right
-    w, x = (as_tensor(a, device=device) for a in (by_before.draws.weights, by_before.draws.X))
-    new, old = (sampler_density(each.sampler).log_density(x).value[w > 0] for each in (fit, before))
-    return bool(w[w > 0] @ (new - old).clamp(-1e6, 1e6) > 0)

@@ -26,9 +26,9 @@ from skksivi.families._samplers import Layer, Sampler, WhitenedSampler
 from skksivi.judge import Grade, Verdict
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
 from skksivi.pilot._mixture import MOST_FEATURES
-from skksivi.pilot._pilot import MAX_POINTS, RULES, check_stages
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import Score
+from skksivi.start._find import MAX_POINTS, RULES, check_stages
 from skksivi.stein._discrepancy import FixedKernelKSD, agree, stein_error
 from skksivi.training._guard import Acceptable, Departure, Watch, Worsening, departure
 from skksivi.training._loop import Hook, Minimised, Objective, Progress, Scheduled, State, minimise

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, standard_normal
+from skksivi.coordinates._whitening import Curved
 from skksivi.families._density import LogDensity
-from skksivi.families._samplers import Gaussian, HasDensity, Layer, Layers, Sampler
+from skksivi.families._samplers import Gaussian, Gaussians, HasDensity, Layer, Layers, Sampler
 from skksivi.mixing import AtomDraws, DensityMixing, GaussianMixtureDraws, NormalDraws
 from skksivi.pilot._log_density import log_density
 from skksivi.pilot._mixture import Components, gaussian_of
@@ -48,11 +49,11 @@ class Derived:
 class DefensiveMixture(Derived):
     r"""The draws x of a sampler, some replaced by draws of Gaussians wider than it in all directions or in one.
 
-    With m and :math:`C = L L^\top` the mean and the covariance of the sampler, half of the others are draws of
-    :math:`N(m, s^2 C)`, with s from 1.5 to 32, and half of :math:`N(m, C + (t^2 - 1) v_j v_j^\top)`, with
-    :math:`v_j = C e_j / \sqrt{C_{jj}}` and t from 2 to 8: a coordinate is stretched, and the others follow as in the
-    Gaussian. They look where the sampler does not draw, as in a halo or a lost tail, and importance ratios to the
-    density of all draws are bounded where those to the sampler's are not.
+    With m and :math:`C = L L^\top` the mean and the covariance of the sampler, in coordinates y if it has these, half
+    of the others are draws of :math:`N(m, s^2 C)`, with s from 1.5 to 32, or to 4 in y, and half of
+    :math:`N(m, C + (t^2 - 1) v_j v_j^\top)`, with :math:`v_j = C e_j / \sqrt{C_{jj}}` and t from 2 to 8: a coordinate
+    is stretched, and the others follow as in the Gaussian. They look where the sampler does not draw, as in a halo or
+    a lost tail, and importance ratios to the density of all draws are bounded where those to the sampler's are not.
 
     Attributes
     ----------
@@ -60,6 +61,8 @@ class DefensiveMixture(Derived):
         One with a density.
     map : Affine
         The m and L.
+    warp : Curved or None
+        The map to x of y.
     share : float
         Of the sampler among the draws.
 
@@ -70,12 +73,17 @@ class DefensiveMixture(Derived):
     """
 
     map: Affine
+    warp: Curved | None = None
     share: float = SHARE
 
     @classmethod
     def of(cls, sampler: Sampler, generator: torch.Generator) -> DefensiveMixture:
-        """Return it with the mean and the covariance of draws that no weights depend on."""
-        return cls(sampler, gaussian_of(sampler.sample(4000, generator).double()))
+        """Return it with the mean and the covariance of a mixture, or of draws that no weights depend on."""
+        if (found := gaussians_of(sampler)) is not None:
+            return cls(sampler, found.mixture.map(), found.warp)
+        x, fit = sampler.sample(4000, generator).double(), unweighted(sampler)
+        warp = fit.whitening.warp if isinstance(fit, Layer | Layers) else None
+        return cls(sampler, gaussian_of(x if warp is None else warp.warp(x)[0]), warp)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d)."""
@@ -87,14 +95,22 @@ class DefensiveMixture(Derived):
         """Draw n rows (n, d) of the wider Gaussians, as evenly from all of them as can be, in random order."""
         m, L = self.map
         y, n_scaled = standard_normal(n, m, generator) @ L.mT, n - n // 2
-        scale = m.new_tensor(SCALES).repeat(-(-n_scaled // len(SCALES)))[:n_scaled]
+        s, t = self._widths
+        scale = s.repeat(-(-n_scaled // len(s)))[:n_scaled]
         j = torch.randperm(len(m), generator=generator, device=m.device).repeat(-(-n // len(m)))[: n - n_scaled]
-        t = m.new_tensor(STRETCHES)[torch.randint(len(STRETCHES), (len(j),), generator=generator, device=m.device)]
+        t = t[torch.randint(len(t), (len(j),), generator=generator, device=m.device)]
         own, sd = y[n_scaled:], L.norm(dim=1)[j]
         z = own.gather(1, j[:, None])[:, 0] / sd
         stretched = own + ((t - 1) * z / sd)[:, None] * (L[j] @ L.mT)
-        x = m + torch.cat([scale[:, None] * y[:n_scaled], stretched])
-        return x[torch.randperm(n, generator=generator, device=m.device)]
+        y = m + torch.cat([scale[:, None] * y[:n_scaled], stretched])
+        y = y[torch.randperm(n, generator=generator, device=m.device)]
+        return y if self.warp is None else self.warp.unwarp(y)[0]
+
+    @property
+    def _widths(self) -> tuple[Tensor, Tensor]:
+        """The s and t, none of which is large in coordinates that take care of tails."""
+        most = len(SCALES) if self.warp is None else 3
+        return self.map.m.new_tensor(SCALES[:most]), self.map.m.new_tensor(STRETCHES[:most])
 
     def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate its log-density (n,) at points x (n, d)."""
@@ -103,12 +119,13 @@ class DefensiveMixture(Derived):
     def mixed(self, of_sampler: LogDensity, x: Tensor) -> LogDensity:
         """Return its log-density (n,) at points x (n, d), given the sampler's."""
         (m, L), d = self.map, self.n_features
-        square, z = self.map.whiten(x).square().sum(1), (x - m) / L.norm(dim=1)
-        s, t = m.new_tensor(SCALES), m.new_tensor(STRETCHES)
+        y, log_scale = (x, 0.0) if self.warp is None else self.warp.warp(x)
+        square, z = self.map.whiten(y).square().sum(1), (y - m) / L.norm(dim=1)
+        s, t = self._widths
         scaled = (-square[:, None] / (2 * s.square()) - d * s.log()).logsumexp(1) - math.log(len(s))
         gains = (1 - t.square().reciprocal()) * z.square()[:, :, None] / 2 - t.log()  # (n, d, 3)
         stretched = gains.flatten(1).logsumexp(1) - square / 2 - math.log(d * len(t))
-        wide = torch.logaddexp(scaled, stretched) - math.log(2)
+        wide = torch.logaddexp(scaled, stretched) - math.log(2) - log_scale
         wide = wide - self.map.log_determinant() - d / 2 * math.log(2 * math.pi) + math.log(1 - self.share)
         log_q = of_sampler.value + math.log(self.share)
         value = torch.logaddexp(log_q, wide.where(~wide.isnan(), -math.inf))  # NaN far beyond moments
@@ -195,12 +212,14 @@ def unweighted(sampler: Sampler) -> Sampler:
     return sampler
 
 
-def mixture_of(sampler: Sampler) -> Components | None:
-    """Return the Gaussians that a sampler is a mixture of, in x; None if it is none."""
+def gaussians_of(sampler: Sampler) -> Gaussians | None:
+    """Return the mixture of Gaussians, in coordinates y if it has these, that a sampler is; None if it is none."""
+    if isinstance(sampler, Gaussians):
+        return sampler
     if isinstance(sampler, Gaussian):
         m, L = sampler.map
-        return Components(torch.ones_like(m[:1]), m[None], (L @ L.mT)[None])
-    if not isinstance(sampler, Layer) or sampler.whitening.warp is not None:
+        return Gaussians(Components(torch.ones_like(m[:1]), m[None], (L @ L.mT)[None]))
+    if not isinstance(sampler, Layer):
         return None
     family, map_ = sampler.family, sampler.whitening.map
     mean, a = (copy.deepcopy(part).double() for part in (family.mean, family.log_variance))
@@ -213,8 +232,14 @@ def mixture_of(sampler: Sampler) -> Components | None:
     L = mean.jacobian(z)[0] @ mixing.factors.double()
     C = L @ L.mT + (a(z).exp() + family.min_scale**2).expand(1, -1).diag_embed()
     covariances = map_.unwhiten_direction(map_.unwhiten_direction(C).mT)
-    means = map_.unwhiten(mean(mixing.means.double()))
-    return Components(mixing.weights, means, (covariances + covariances.mT) / 2)
+    means, weights = map_.unwhiten(mean(mixing.means.double())), mixing.weights.double()
+    return Gaussians(Components(weights, means, (covariances + covariances.mT) / 2), sampler.whitening.warp)
+
+
+def mixture_of(sampler: Sampler) -> Components | None:
+    """Return the Gaussians that a sampler is a mixture of, in x; None if it is none."""
+    found = gaussians_of(sampler)
+    return None if found is None or found.warp is not None else found.mixture
 
 
 def trial_draws(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,8 +14,11 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_tensor
 from skksivi.coordinates import Affine, Whitening
+from skksivi.coordinates._whitening import Curved
 from skksivi.families._density import MOST_DRAWS, LogDensity, hierarchy_log_density, layer_log_density, with_density
 from skksivi.families._layer import Hierarchy, SemiImplicit
+from skksivi.mixing import GaussianMixtureDraws
+from skksivi.pilot._mixture import Components
 from skksivi.score._score import Score, ScoreFunction
 
 #: Numbers drawn at a time, so that memory does not grow with the number of rows.
@@ -90,6 +94,38 @@ class Gaussian:
         square = square.where(~square.isnan(), math.inf)  # NaN for differences of infinite numbers
         value = -square / 2 - self.map.log_determinant() - x.shape[-1] / 2 * math.log(2 * math.pi)
         return LogDensity(value, torch.zeros_like(value))
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    r"""The mixture :math:`\sum_k w_k N(m_k, C_k)` in x, or in coordinates y that are warped."""
+
+    mixture: Components
+    warp: Curved | None = None
+
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def n_features(self) -> int:
+        return self.mixture.means.shape[1]
+
+    def attributes(self) -> dict[str, object]:
+        return {}
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d)."""
+        y = self._draws(n, self.mixture.means, generator)
+        return y if self.warp is None else self.warp.unwarp(y)[0]
+
+    def log_density(self, x: Tensor) -> LogDensity:
+        """Evaluate log q (n,) at points x (n, d)."""
+        y, log_scale = (x, 0.0) if self.warp is None else self.warp.warp(x)
+        value = self._draws.log_density(y) - log_scale
+        return LogDensity(value, torch.zeros_like(value))
+
+    @cached_property
+    def _draws(self) -> GaussianMixtureDraws:
+        return self.mixture.draws()
 
 
 def pick(n_rows: int, n: int, generator: torch.Generator) -> Tensor:

@@ -15,14 +15,24 @@ from torch import Tensor
 from skksivi._utils.arrays import as_array
 from skksivi._utils.monte_carlo import pareto_smoothed, standard_error
 from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._lines import Rule, in_panels, kronrod, log_ratio, simpson
+from skksivi.coordinates._lines import Rule, by_neighbours, in_panels, kronrod, log_ratio, simpson
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._density import MOST_DRAWS, N_DRAWS, LogDensity
-from skksivi.families._derived import SHARE, DefensiveMixture, asks_for_score, knows_density, sampler_density
-from skksivi.families._samplers import Layer, Layers, Sampler
+from skksivi.families._derived import (
+    SHARE,
+    DefensiveMixture,
+    asks_for_score,
+    gaussians_of,
+    knows_density,
+    sampler_density,
+)
+from skksivi.families._samplers import Gaussians, Layer, Layers, Sampler
 from skksivi.judge import Certificate, WeightedDraws
+from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._log_density import judging_map, log_density
-from skksivi.pilot._pilot import MAX_FEATURES
+from skksivi.pilot._mixture import Components
+from skksivi.pilot._moments import standard_normal_mixture
+from skksivi.pilot._points import MAX_FEATURES
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._tally import DIVERGED, BudgetError
 
@@ -35,8 +45,16 @@ N_FREE, MAX_FREE, MAX_KEPT = 20_000, 2**22, 2**20
 #: Draws of a cheap certificate, and those where log p is an integral of the score.
 N_CHEAP, N_INTEGRATED = 256, 128
 
+#: The difference of integrals by neighbours and along lines that will do, in nats.
+MOST_ERROR = 0.2
+
 #: The difference of two rules that will do, in nats; the error is a tenth of it or less.
 MOST_GAP = 0.5
+
+
+#: Maps points x (n, d) and the log-density that has drawn them to log p (n,) and, if they were needed, their scores
+#: (n, d); log p is None where it is not known.
+LogProb = Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor | None]]
 
 
 # The draws
@@ -65,6 +83,12 @@ class Rows(NamedTuple):
         """Return the rows of weighted draws."""
         return cls(*(torch.as_tensor(getattr(draws, name), device=device) for name in FIELDS))
 
+    @classmethod
+    def none(cls, d: int, device: torch.device) -> Rows:
+        """Return no rows."""
+        empty = torch.empty(0, dtype=torch.float64, device=device)
+        return cls(empty.view(0, d), empty.bool(), *[empty] * 4)
+
     def followed_by(self, more: Rows) -> Rows:
         return Rows(*map(torch.cat, zip(self, more, strict=True)))
 
@@ -85,6 +109,11 @@ class Source:
         Those that its rows follow, of the same sampler and target.
     is_exact : bool, default=False
         Whether log p and log q are to be found at any cost.
+    reference : Tensor of shape (d,), default=None
+        Where p is to be one, if only the score is known; None means a mode.
+    cells : Components, default=None
+        Gaussians at the modes of the whitening: a line to a point begins where that is the likeliest there, at the
+        nearest mode by default.
     """
 
     def __init__(
@@ -96,22 +125,26 @@ class Source:
         before: WeightedDraws | None = None,
         *,
         is_exact: bool = False,
+        reference: Tensor | None = None,
+        cells: Components | None = None,
     ) -> None:
         self.sampler, self.score, self.seed = sampler, score, seed
         self.generator, self.of_wide = (torch.Generator(score.device).manual_seed(each) for each in (seed, seed ^ 2))
         self.mixture = DefensiveMixture.of(sampler, self.of_wide)
-        self.rows: Rows | None = None
+        self.rows = Rows.none(sampler.n_features, score.device)
         self.free: np.ndarray | None = None
         self.n_free = N_FREE
+        self.scores = self.rows.x  # those that were needed, NaN for others
         self.n_before, self.n_left_out = 0, 0
         if before is not None:  # the same Gaussians, other draws
             self.rows, self.free, n = Rows.of(before, score.device), before.draws, len(before.X) << 32
             self.n_before, self.n_left_out = before.n_calls, before.n_left_out
             self.generator.manual_seed(seed ^ n)
             self.of_wide.manual_seed(seed ^ 2 ^ n)
+            reference = None if before.reference is None else torch.as_tensor(before.reference, device=score.device)
         self.most = MOST_DRAWS if is_exact else N_DRAWS
         self.began = score.tally.total
-        self.log_prob, origin = log_prob_of(score, sampler, whitening, is_exact=is_exact)
+        self.log_prob, origin = log_prob_of(score, sampler, whitening, reference, cells, is_exact=is_exact)
         self.reference = None if origin is None else as_array(origin)
 
     def draw(self, n: int) -> WeightedDraws | None:
@@ -122,7 +155,7 @@ class Source:
         ValueError
             The target has no density at nearly all draws of the sampler.
         """
-        n -= 0 if self.rows is None else len(self.rows.x)
+        n -= len(self.rows.x)
         own = self.sampler.sample(n, self.generator)[: round(SHARE * n)].double()
         x = torch.cat([own, self.mixture.wide(n - len(own), self.of_wide)])
         of_fit, log_density = torch.arange(n, device=x.device) < len(own), sampler_density(self.sampler).log_density
@@ -130,13 +163,13 @@ class Source:
             log_density = partial(self.sampler.log_density, most=self.most)
         log_q, se = log_density(x)
         log_m = self.mixture.mixed(LogDensity(log_q, se), x).value
-        log_p = self.log_prob(x, log_m)
+        log_p, s = self.log_prob(x, log_m)
         if log_p is None:
             return None
+        self.scores = torch.cat([self.scores, torch.full_like(x, math.nan) if s is None else s])
         # the numbers of p may overflow far out
         log_p = log_p.where(of_fit | ~(log_p.isnan() | log_p.isposinf()), -math.inf)
-        rows = Rows(x, of_fit, log_p, log_q, se, log_m)
-        self.rows = rows if self.rows is None else self.rows.followed_by(rows)
+        self.rows = self.rows.followed_by(Rows(x, of_fit, log_p, log_q, se, log_m))
         if self.free is None or asks_for_score(self.sampler):
             own = self.rows.x[self.rows.of_fit]
             self.free = as_array(free_draws(self.sampler, own, self.seed, self.n_free))
@@ -208,11 +241,9 @@ def _log_mean(r: np.ndarray, v: np.ndarray) -> tuple[float, float]:
 
 @torch.no_grad()
 def weighted_draws(
-    sampler: Sampler, score: Score, seed: int, times: Sequence[float] = (1,), whitening: Whitening | None = None
+    sampler: Sampler, score: Score, seed: int, times: Sequence[float] = (1,), before: WeightedDraws | None = None
 ) -> Iterator[WeightedDraws]:
     """Yield some weighted draws, for a few hundred values of the score, or `times` as many, all before among them.
-
-    Of a sampler that has no coordinates these are given.
 
     Nothing if the sampler has no density or more than 1,000 features, if log p cannot be found that cheaply, or if
     the fit has mass where the target has none. The density of a hierarchy also evaluates the score, at 20,000 points
@@ -222,9 +253,10 @@ def weighted_draws(
         return
     spent = score.tally.spent
     try:
-        source = Source(sampler, score, seed, whitening)
+        source = Source(sampler, score, seed, before=before)
+        n_first = N_INTEGRATED if score.log_prob is None else N_CHEAP
         for n in times:
-            found = source.draw(round(n * (N_INTEGRATED if score.log_prob is None else N_CHEAP)))
+            found = source.draw(round(n * n_first) if before is None else round(n * len(before.X)))
             if found is None:
                 return
             yield found
@@ -273,28 +305,33 @@ def with_parameters(draws: WeightedDraws, score: Score) -> WeightedDraws:
 
 
 def log_prob_of(
-    score: Score, sampler: Sampler, whitening: Whitening | None, *, is_exact: bool
-) -> tuple[Callable[[Tensor, Tensor], Tensor | None], Tensor | None]:
+    score: Score,
+    sampler: Sampler,
+    whitening: Whitening | None,
+    reference: Tensor | None,
+    cells: Components | None,
+    *,
+    is_exact: bool,
+) -> tuple[LogProb, Tensor | None]:
     """Return log p at points that were drawn with a log-density, and where p is one: the target's own, or integrals
     of its score from the modes that a sampler knows, or from one that is searched.
     """
     if score.log_prob is not None:
         log_prob = score.log_prob
-        return lambda x, _: log_prob(x), None
+        return lambda x, _: (log_prob(x), None), None
     whitening = whitening or sampler.attributes().get("whitening_")
     if not isinstance(whitening, Whitening):
         if not is_exact:
-            return lambda _x, _log_m: None, None
+            return lambda _x, _log_m: (None, None), None
         origin = judging_map(score)
-        return lambda x, _: log_density(score, origin, x), origin.m
-    lines, reference = by_lines_from_modes(score, whitening)
-    eye = torch.eye(len(reference)).to(reference)
+        return lambda x, _: (log_density(score, origin, x), None), origin.m
+    lines = ByLines(score, whitening, reference, None if is_exact else gaussians_of(sampler), cells)
 
-    def log_prob_at(x: Tensor, log_m: Tensor) -> Tensor | None:
-        log_p = lines(x, log_m)
-        return log_density(score, Affine(reference, eye), x) if log_p is None and is_exact else log_p
+    def log_prob_at(x: Tensor, log_m: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        log_p, s = lines(x, log_m)
+        return (log_density(score, Affine.shift(lines.reference), x) if log_p is None and is_exact else log_p), s
 
-    return log_prob_at, reference
+    return log_prob_at, lines.reference
 
 
 def cost_of_weights(sampler: Sampler, score: Score) -> float:
@@ -304,68 +341,125 @@ def cost_of_weights(sampler: Sampler, score: Score) -> float:
     return N_CHEAP if score.log_prob is not None else 3 * N_INTEGRATED
 
 
-def by_lines_from_modes(
-    score: Score, whitening: Whitening
-) -> tuple[Callable[[Tensor, Tensor], Tensor | None], Tensor]:
-    """Return a function that integrates the score from the nearest mode to points, given the log-density that has
-    drawn them, and returns log p (n,), and the first mode, where p is one; None for log p where too many that matter
-    cannot be integrated by Kronrod's rule.
+class ByLines:
+    """Log p at points by integrals of the score, less that of Gaussians near the target or of a standard normal
+    distribution, from the modes that coordinates know; straight in these, but for lines that need many points.
 
-    Lines are straight in coordinates where the target nearly is a standard normal distribution, whose score is taken
-    off, but for those that need many points: where two rules differ by more than `MOST_GAP`.
+    Attributes
+    ----------
+    reference : Tensor of shape (d,)
+        Where p is one, the first mode unless it is given.
     """
-    map_, warp, score_u = whitening.map, whitening.warp, whitening.pull_back(score)
-    centres = torch.as_tensor(whitening.modes).to(map_.m)
-    if warp is not None or len(centres) < 2:
-        centres = map_.m[None]
-    origins, at_origins = (centres, 0.0) if warp is None else warp.unwarp(centres)
-    heights, at_centres = centres.new_zeros(len(centres)), map_.whiten(centres)
-    if len(centres) > 1:
-        heights[1:] = log_ratio(score, origins[0], origins[1:])
 
-    def log_prob(x: Tensor, log_m: Tensor) -> Tensor | None:
-        y, log_scale = (x, 0.0) if warp is None else warp.warp(x)
-        u = map_.whiten(y)
-        nearest = torch.cdist(u, at_centres).nan_to_num(math.inf).argmin(1)
-        known = heights[nearest] - (log_scale - at_origins)
-        integral, gap = _from_nearest(score_u, at_centres, u, nearest, known - log_m)
+    def __init__(
+        self,
+        score: Score,
+        whitening: Whitening,
+        reference: Tensor | None,
+        near: Gaussians | None,
+        cells: Components | None,
+    ) -> None:
+        self.score, self.map, self.warp = score, whitening.map, whitening.warp
+        self.score_u, self.near = whitening.pull_back(score), near
+        centres = torch.as_tensor(whitening.modes).to(self.map.m)
+        if self.warp is not None or len(centres) < 2:
+            centres = self.map.m[None]
+        self.cells = cells if cells is not None and len(cells.weights) == len(centres) else None
+        none = centres.new_zeros(1)
+        self.origins, self.at_origins = (centres, none) if self.warp is None else self.warp.unwarp(centres)
+        self.heights, self.centres = centres.new_zeros(len(centres)), self.map.whiten(centres)
+        if len(centres) > 1:
+            self.heights[1:] = log_ratio(score, self.origins[0], self.origins[1:])
+        if self.cells is not None:  # as much mass at modes beyond a valley where p is zero as at the first
+            log_scales = self.cells.factors().diagonal(dim1=1, dim2=2).log().sum(1)
+            self.heights = self.heights.where(self.heights.isfinite(), log_scales[0] - log_scales)
+        if reference is not None and not torch.equal(reference, self.origins[0]):
+            self.heights += log_ratio(score, reference, self.origins[:1])
+        self.reference = self.origins[0] if reference is None else reference
+        self.q = standard_normal_mixture(self.map.m).draws()
+        if near is not None and near.warp is self.warp and isinstance(self.map, Affine):
+            self.q = near.mixture.whitened(self.map).draws()
+
+    def __call__(self, x: Tensor, log_m: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return log p (n,) at points x (n, d) that were drawn with a log-density (n,), None where too many that
+        matter cannot be integrated by Kronrod's rule, and the scores (n, d) if they were needed.
+        """
+        y, log_scale = (x, 0.0) if self.warp is None else self.warp.warp(x)
+        u, log_scale, s = self.map.whiten(y), log_scale - self.at_origins, None
+        if self.near is not None:
+            s = self.score(x).detach()
+            s_u = self.map.whiten_score(s if self.warp is None else self.warp.pulled_back(y, lambda _: s))
+            log_p = self._by_scores(u, s_u, log_scale + log_m)
+            if log_p is not None:
+                return log_p - log_scale, s
+        if self.cells is not None:
+            nearest = self.cells.draws().log_parts(x).argmax(0)
+        else:
+            nearest = torch.cdist(u, self.centres).nan_to_num(math.inf).argmin(1)
+        known = self.heights[nearest] - log_scale
+        integral, gap = _from_nearest(self.score_u, self.q, self.centres, u, nearest, known - log_m)
         log_p, rough = known + integral, _matters(integral, known - log_m, gap)
-        if not (gap < MOST_GAP).any():
-            return None
-        most_calls = score.tally.total + 50 * len(x)  # the points of all lines that need many
-        for some in rough.nonzero()[:, 0].split(8):
-            if score.tally.total > most_calls or score.tally.fault is not None:  # integrals of noise have no end
-                return None
+        tally = self.score.tally
+        most_calls = tally.total + 50 * len(x)  # the points of all lines that need many
+        for some in rough.nonzero()[:, 0].split(8) if (gap < MOST_GAP).any() else [None]:
+            if some is None or tally.total > most_calls or tally.fault is not None:  # integrals of noise have no end
+                return None, s
             for k, rows in _groups(nearest, some):
-                log_p[rows] = heights[k] + log_ratio(score, origins[k], x[rows])
-        return log_p
+                log_p[rows] = self.heights[k] + log_ratio(self.score, self.origins[k], x[rows])
+        return log_p, s
 
-    return log_prob, origins[0]
+    def _by_scores(self, u: Tensor, s: Tensor, others: Tensor) -> Tensor | None:
+        """Return log p (n,) at points u (n, d) by their scores s and those at the centres: its ratio to the Gaussians
+        from each point to its nearest ones. None where Simpson's rule along some lines, the weights of whose ends are
+        to be as others (n,) say, tells otherwise.
+        """
+        q, a = self.q, self.centres
+        f, f_a = s - q.score(u), self.score_u(a).detach() - q.score(a)
+        log_q, known = q.log_density(u), self.heights - q.log_density(a)
+        L = torch.linalg.cholesky((q.weights[:, None, None] * q.factors @ q.factors.mT).sum(0))
+        within, finite = Affine(a[0], L), f.isfinite().all(1)
+        ratio = torch.full_like(log_q, math.nan)
+        for rows in finite.nonzero()[:, 0].split(1024):  # of more the equations take longer than scores
+            x, f_x = torch.cat([a, u[rows]]), torch.cat([f_a, f[rows]])
+            ratio[rows] = by_neighbours(within.whiten(x), f_x @ L, known)[len(a) :]
+        some = finite.nonzero()[:32, 0]
+        k = torch.cdist(u[some], a).argmin(1)
+        middle = (u[some] + a[k]) / 2
+        f_m = self.score_u(middle).detach() - q.score(middle)
+        lines = ((f_a[k] + 4 * f_m + f[some]) * (u[some] - a[k])).sum(1) / 6 + known[k]
+        w = (lines + log_q[some] - others[some]).nan_to_num(-math.inf, -math.inf, -math.inf).softmax(0)
+        w, error = w[w > 0], (ratio[some] - lines)[w > 0]
+        agree = len(w) > 0 and bool(w @ error.square() < MOST_ERROR**2)
+        return ratio + log_q if agree else None
 
 
 def _from_nearest(
-    score_u: ScoreFunction, a: Tensor, u: Tensor, nearest: Tensor, others: Tensor
+    score_u: ScoreFunction, q: GaussianMixtureDraws, a: Tensor, u: Tensor, nearest: Tensor, others: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return integrals (n,) of a score to points u (n, d) from the nearest of others, a (k, d), and their gaps: by
-    panels, with a better rule and more of them where their gap exceeds the most, given the others that are in the
-    log-weights.
+    """Return integrals (n,) of a score to points u (n, d) from the nearest of others, a (k, d), and their gaps: of
+    the difference from Gaussians q by panels, with a better rule and more of them where their gap exceeds the most,
+    given the others that are in the log-weights.
 
     Simpson's rule, with a gap up to twice the most, will do where it agrees with Kronrod's along some lines.
     """
     lengths = (u - a[nearest]).norm(dim=1) / (math.sqrt(u.shape[1]) + 3)
     lengths = lengths.nan_to_num(1.0, posinf=1.0).clamp_max(1e6)
-    of_normal = (a.square().sum(1)[nearest] - u.square().sum(1)) / 2
+    of_gaussians = q.log_density(u) - q.log_density(a)[nearest]
     integral, gap = torch.zeros_like(lengths), torch.full_like(lengths, math.inf)
 
-    def integrate(rows: Tensor, rule: Rule, n: int) -> Tensor:  # parts of the first panel
+    def integrate(rows: Tensor, rule: Rule, n: float) -> Tensor:  # parts of the first panel, one panel for all of 0
         before = integral[rows]
         for k, some in _groups(nearest, rows):
-            ratio, gap[some] = in_panels(lambda u: score_u(u) + u, a[k], u[some], n * lengths[some], rule)
-            integral[some] = of_normal[some] + ratio
+            ratio, gap[some] = in_panels(lambda u: score_u(u) - q.score(u), a[k], u[some], n * lengths[some], rule)
+            integral[some] = of_gaussians[some] + ratio
         return (integral[rows] - before).abs()
 
-    integrate(torch.arange(len(u), device=u.device), simpson, 1)
-    gap /= 2
+    integrate(torch.arange(len(u), device=u.device), simpson, 0)
+    is_far = lengths > 1  # over which one panel may pass
+    gap = (gap / 2).where(~is_far | gap.isnan(), math.inf)
+    far = _matters(integral, others, gap) & is_far
+    integrate(far.nonzero()[:, 0], simpson, 1)
+    gap = (gap / 2).where(far, gap)
     sure = (gap < MOST_GAP).nonzero()[:, 0]
     if (integrate(sure[:16], kronrod, 1) > 0.1).any():  # nats
         integrate(sure[16:], kronrod, 1)

@@ -29,7 +29,7 @@ from skksivi.families._samplers import Chains, Particles, Sampler
 from skksivi.inference._importance import Limits, weighted_draws_of
 from skksivi.judge import Estimate, WeightedDraws
 from skksivi.pilot._mixture import covariance_root
-from skksivi.pilot._pilot import MAX_FEATURES
+from skksivi.pilot._points import MAX_FEATURES
 from skksivi.score._score import Score, ScoreFunction, is_target
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target

@@ -106,7 +106,7 @@ def is_same(kept: WeightedDraws, source: Source) -> bool:
     """Tell whether log p at some kept draws is what it was."""
     rows = np.flatnonzero(kept.of_fit & np.isfinite(kept.log_p))[:4]
     x, log_m = (torch.as_tensor(a[rows], device=source.score.device) for a in (kept.X, kept.log_m))
-    log_p = source.log_prob(x, log_m)
+    log_p, _ = source.log_prob(x, log_m)
     if log_p is None:
         return False
     return bool((np.abs(as_array(log_p) - kept.log_p[rows]) < SAME + 1e-5 * np.abs(kept.log_p[rows])).all())
@@ -130,7 +130,8 @@ def _drawn(
             needed = min(most, max(N_DRAWS, int(1.1 * n * min(error / within, 8.0) ** 2)))
             if error <= within or error > 0.95 * before:  # which more draws do not lower
                 break
-        cost = (1.0 if source.score.log_prob is not None else 12.0) if draws is None else max(1.0, draws.n_calls / n)
+        least, first = (1.0, 1.0) if source.score.log_prob is not None else (3.0, 12.0)
+        cost = first if draws is None else max(least, draws.n_calls / n)
         left = math.inf if tally.left is None else tally.left
         if before == math.inf:  # at first
             _tell(min(cost * (needed - n), left), tally)

@@ -3,8 +3,7 @@ r"""Chains from scores alone: Hamiltonian ones, stage by stage, and underdamped 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -12,18 +11,8 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import FAR, Affine, LowRank, standard_normal
 from skksivi.coordinates._lines import along_chord
-from skksivi.judge import THRESHOLDS, Grade, Verdict
-from skksivi.pilot._importance import (
-    BatchedDraws,
-    fitted,
-    from_afar,
-    pilot_with,
-    refined_pilot,
-    shifted_mixture,
-    standard_pilot,
-    target_moments,
-)
-from skksivi.pilot._mixture import MOST_FEATURES, N_QUICK, NEAR, adapted_by_scores, score_divergence
+from skksivi.pilot._mixture import N_QUICK, adapted_by_scores, fitted_mixture, score_divergence
+from skksivi.pilot._moments import moments_by_scores, pilot_with, shifted_mixture
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints, judge_chains, judge_halves
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
 from skksivi.score._tally import DivergedError
@@ -32,20 +21,11 @@ from skksivi.score._tally import DivergedError
 #: trajectories to warm up, and about how many calls one takes.
 N_CHAINS, N_OF_MANY, N_WARM, N_CALLS = 32, 16, 12, 4
 
-#: Points of a Gaussian that is the target itself.
-N_OF_GAUSSIAN = 2000
+#: The name of this stage.
+SHORT_CHAINS = "short chains"
 
 #: The R-hat above which chains begin again.
 MAX_RHAT = 1.2
-
-
-#: Returns a pilot with more points, in the coordinates of a map, and adds to what was drawn.
-Refine = Callable[[Affine, PilotPoints, list[BatchedDraws]], PilotPoints]
-
-
-def as_they_are(_metric: Affine, points: PilotPoints, _drawn: list[BatchedDraws]) -> PilotPoints:
-    """Return a pilot without more points."""
-    return points
 
 
 #: Maps points x, their scores, points y and their scores, all (n, d), to log p(y) - log p(x), (n,).
@@ -136,115 +116,64 @@ class ChainEnsemble:
     """Chains that explore a target in the coordinates of a metric.
 
     They warm up their step; each stage is tested in the middle and at its end. Chains that are far apart there
-    restart with a metric from their points and scores, unless their metric is exact; many chains do so twice at most.
-    Of many chains the later half of the states counts, and is to agree with itself.
+    restart with a metric from their points and scores, unless their metric is exact.
 
     Parameters
     ----------
     score_fn : Score
     metric : Affine
     generator : torch.Generator
-    refine : callable, default=None
-        What makes more of the points of chains that roughly agree; None means importance sampling.
-    n_chains : int, default=None
-        None means 32, and of many features 16.
-    name : str, default="short chains"
+    starts : Tensor of shape (n_chains, d), default=None
+        None draws them from the Gaussian of the metric.
     """
 
     def __init__(
-        self,
-        score_fn: Score,
-        metric: Affine,
-        generator: torch.Generator,
-        refine: Refine | None = None,
-        n_chains: int | None = None,
-        name: str = "short chains",
+        self, score_fn: Score, metric: Affine, generator: torch.Generator, starts: Tensor | None = None
     ) -> None:
-        self.score_fn, self.metric, self.generator = score_fn, metric, generator
-        self.n_chains = n_chains or (N_OF_MANY if len(metric.m) >= MANY_FEATURES else N_CHAINS)
-        self.name, self.are_many = name, self.n_chains > N_CHAINS
-        self.n_restarts = 2 if self.are_many else math.inf
-        self.refine: Refine = refine or (
-            lambda metric, pilot, drawn: refined_pilot(metric.pull_back(score_fn), pilot, drawn, generator)
-        )
-        self.has_few = len(metric.m) <= MOST_FEATURES
-        self.x: Tensor | None = None
-        self.step = len(metric.m) ** -0.25
-        self.kept, self.drawn = list[ChainStates](), list[BatchedDraws]()
+        self.score_fn, self.metric, self.generator, self.x = score_fn, metric, generator, starts
+        self.step, self.kept = len(metric.m) ** -0.25, list[ChainStates]()
 
-    def by_metric(self) -> Iterator[PilotPoints]:
-        """Yield a pilot of draws of the Gaussian of the metric, if it is near the target."""
-        error = score_divergence(self.score_fn, self.metric, self.generator, N_QUICK)
-        of_gaussian = partial(standard_pilot, self.metric.m)
-        if error < NEAR and self.has_few:
-            yield self.refine(self.metric, of_gaussian(), []).unwhitened(self.metric)
-        elif error < THRESHOLDS.same_score:
-            verdict = Verdict(Grade.GOOD, f"the target is this Gaussian, score divergence {error:.1g}", by="weights")
-            yield of_gaussian(N_OF_GAUSSIAN)._replace(verdict=verdict).unwhitened(self.metric)
-
-    def by_mixtures(self) -> Iterator[PilotPoints]:
-        """Yield a pilot by mixtures that move to the target from the Gaussian of the metric, if features are few."""
-        if (plan := from_afar(len(self.metric.m))) is not None:
-            score_u, state = self.metric.pull_back(self.score_fn), self.generator.get_state()
-            pilot = refined_pilot(score_u, standard_pilot(self.metric.m), [], self.generator, plan)
-            yield pilot.unwhitened(self.metric)
-            if not pilot.converged:  # what follows is what would be without it
-                self.generator.set_state(state)
-
-    def by_stages(self, stages: Iterable[int]) -> Iterator[PilotPoints]:
-        """Yield the pilots of more trajectories, stage by stage."""
-        for n in stages:
-            yield from self.stage(n)
-
-    def stage(self, n: int) -> Iterator[PilotPoints]:
-        """Yield the pilots of n more trajectories, none if they exceed the numbers that are kept."""
+    def stage(self, n: int) -> PilotPoints:
+        """Return the points of n more trajectories of each chain, or as many of them as memory allows."""
         score_fn, metric, generator = self.score_fn, self.metric, self.generator
         x = self._starts() if self.x is None else self.x
-        if (len(self.kept) + n) * x.numel() > 2**26:
-            return
         score_u = metric.pull_back(score_fn)
-        chains = ChainStates.at(score_u, metric.whiten(x), self.step)
+        chains, n = ChainStates.at(score_u, metric.whiten(x), self.step), min(n, 2**26 // x.numel() - len(self.kept))
         for _ in range(2):
             n_warm = 0 if self.kept else N_WARM
-            score_fn.tally.begin(self.name, len(x) * (n_warm + n // 2) * N_CALLS)
+            score_fn.tally.begin(SHORT_CHAINS, len(x) * (n_warm + n // 2) * N_CALLS)
             chains = warmed_up(score_u, chains, generator) if n_warm else chains
             for _ in range(n // 2):
                 chains = trajectory(score_u, chains, generator)
                 self.kept.append(chains)
-            draws = BatchedDraws(torch.stack([c.u for c in self.kept]), torch.stack([c.s for c in self.kept]))
-            apart = disagreement(draws.u)
-            yield self._judged(draws, apart).unwhitened(metric)
-            if apart > 2:
+            u, s = (torch.stack(parts) for parts in zip(*((c.u, c.s) for c in self.kept), strict=True))
+            apart = disagreement(u)
+            found = self._judged(u, s, apart)
+            if apart > 2 or found.converged:
                 break
         self.x, self.step = metric.unwhiten(chains.u), chains.step
-        error = score_divergence(score_fn, metric, generator, N_QUICK)
-        if apart > MAX_RHAT and error > 0.01 and self.n_restarts:  # else no points improve it
-            self.metric = adapted_by_scores(metric, draws.points, draws.scores)
-            self.kept, self.drawn, self.n_restarts = [], [], self.n_restarts - 1
+        if (
+            apart > MAX_RHAT and score_divergence(score_fn, metric, generator, N_QUICK) > 0.01
+        ):  # else no points improve
+            self.metric = adapted_by_scores(metric, u.transpose(0, 1).flatten(0, 1), s.transpose(0, 1).flatten(0, 1))
+            self.kept = []
+        return found
 
-    def _judged(self, draws: BatchedDraws, apart: float) -> PilotPoints:
-        """Return the pilot of the draws of chains that are so far apart, refined if they agree."""
-        if self.are_many:
-            draws = BatchedDraws(*(a[len(a) // 2 :] for a in draws))
-        by = target_moments(draws)
-        plain = pilot_with(draws.points, by, self.name)
-        if (self.are_many or apart <= MAX_RHAT) and self.has_few:
-            pilot = self.refine(self.metric, plain, self.drawn)
-            if pilot.converged:
-                return pilot
-        else:
-            pilot = plain
-        if self.are_many and apart <= MAX_RHAT:
-            verdict = judge_halves(draws.u)
-        else:
-            verdict = judge_chains(apart, by.se, len(self.metric.m), len(draws.u))
-        if not verdict.good:
-            return pilot._replace(verdict=verdict)
-        return plain._replace(verdict=verdict, mixture=shifted_mixture(fitted(plain.x, self.generator), by))
+    def _judged(self, u: Tensor, s: Tensor, apart: float) -> PilotPoints:
+        """Return the states u of chains with scores s, (n, n_chains, d), that are so far apart."""
+        by = moments_by_scores(u, s)
+        points = pilot_with(u.transpose(0, 1).flatten(0, 1), by, SHORT_CHAINS)
+        verdict = judge_chains(apart, by.se, u.shape[2], len(u))
+        points = points._replace(verdict=verdict)
+        if verdict.good:
+            mixture = fitted_mixture([points.x], self.generator, shuffles=False)
+            points = points._replace(mixture=shifted_mixture(mixture, by))
+        return points.unwhitened(self.metric)
 
     def _starts(self) -> Tensor:
         """Return draws (n_chains, d) of the Gaussian with finite scores."""
-        x = self.metric.unwhiten(standard_normal(self.n_chains, self.metric.m, self.generator))
+        n = N_OF_MANY if len(self.metric.m) >= MANY_FEATURES else N_CHAINS
+        x = self.metric.unwhiten(standard_normal(n, self.metric.m, self.generator))
         return revive(x.where(self.score_fn(x).isfinite().all(1, keepdim=True), torch.nan), self.generator)
 
 

@@ -30,9 +30,9 @@ from torch import Tensor
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import by_few_points, checked_density, kronrod, log_ratio, simpson
 from skksivi.mixing import GaussianMixtureDraws
-from skksivi.pilot._importance import HeavyTailed
 from skksivi.pilot._mixture import Components, gaussian_of
-from skksivi.pilot._modes import MAX_STARTS, ModeMaps, find_modes, scattered
+from skksivi.pilot._modes import MAX_STARTS, find_modes, scattered
+from skksivi.pilot._moments import HeavyTailed
 from skksivi.pilot._newton import laplace
 from skksivi.score._score import STEPS, Score, ScoreFunction
 
@@ -54,11 +54,6 @@ def judging_map(score_fn: Score) -> Affine:
     except ValueError:
         generator = torch.Generator(score_fn.device).manual_seed(0)
         return find_modes(score_fn, scattered(origin, MAX_STARTS, generator), generator).maps[0]
-
-
-def origin_of(score_fn: Score) -> Affine | None:
-    """Return the map to the mode where p is set to one, if only its score is known."""
-    return None if score_fn.log_prob is not None else judging_map(score_fn)
 
 
 def log_density(score_fn: Score, origin: Affine | None, x: Tensor) -> Tensor:
@@ -123,14 +118,11 @@ class Cells(NamedTuple):
         return Cells(maps, shares.log())
 
 
-def by_lines(
-    score_fn: ScoreFunction, cells: Cells, heights: Tensor, unweighed: Sequence[Affine] = ()
-) -> DensityFunction:
+def by_lines(score_fn: ScoreFunction, cells: Cells, heights: Tensor) -> DensityFunction:
     """Return log p, up to a constant, by integrals of the score from the centre of the cell of a point, where log p
     has these heights (k,).
 
-    Along such lines there is no valley, in which a rule of a few nodes would miss a kink. Where there is one because
-    the share of a mode is not known, the integral is from any centre from which there is none.
+    Along such lines there is no valley, in which a rule of a few nodes would miss a kink.
     """
 
     def log_prob(x: Tensor) -> Tensor:
@@ -139,21 +131,9 @@ def by_lines(
         for k in cell.unique().tolist():
             rows, centre = (cell == k).nonzero()[:, 0], cells.maps[k].m
             value[rows] += by_few_points(score_fn, centre, x[rows], ((simpson, 0.5), (kronrod, 0.05)))
-        for k, a in enumerate(cells.maps if unweighed else ()):
-            rows = value.isnan().nonzero()[:, 0]
-            value[rows] = heights[k] + log_ratio(score_fn, a.m, x[rows])
         return value
 
     return log_prob
-
-
-def log_prob_around(score_fn: Score, modes: ModeMaps) -> DensityFunction:
-    """Return log p up to a constant: the target's own, or by lines from the modes."""
-    if score_fn.log_prob is not None:
-        return score_fn.log_prob
-    log_weights = modes.weights.log()
-    heights = log_weights - torch.stack([a.log_determinant() for a in modes.maps])
-    return by_lines(score_fn, Cells(modes.maps, log_weights), heights, modes.unweighed)
 
 
 def log_prob_in(score_fn: Score, cells: Cells) -> DensityFunction:

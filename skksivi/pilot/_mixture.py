@@ -96,15 +96,6 @@ class Components(NamedTuple):
         weights = tuple(w * share for w, share in zip(weights, shares, strict=True))
         return cls(torch.cat(weights), torch.cat(means), torch.cat(covariances))
 
-    def of_widths(self, variances: Sequence[float], shares: Sequence[float]) -> Components:
-        """Return the mixture with several Gaussians in place of each, of these relative variances and shares."""
-        k = len(shares)
-        weights, covariances = (
-            torch.cat([f * a for f in factors])
-            for factors, a in ((shares, self.weights), (variances, self.covariances))
-        )
-        return Components(weights, self.means.repeat(k, 1), covariances)
-
     def fitted_to(self, x: Tensor) -> Components:
         """Return the mixture moved towards points x (n, d) by steps of EM, each Gaussian counting as 20 d points.
 
@@ -126,6 +117,13 @@ class Components(NamedTuple):
             covariances = (scatter + strength * own) / total[..., None]
             mixture = Components(0.999 * n / len(x) + 0.001 / len(n), means, covariances)
         return mixture
+
+    def reweighed(self, x: Tensor) -> Components:
+        """Return the mixture with the weights that are likeliest given points x (n, d), after some steps of EM."""
+        log_parts, weights = self.draws().log_parts(x) - self.weights.log()[:, None], self.weights
+        for _ in range(20):
+            weights = (log_parts + weights.log()[:, None]).softmax(0).mean(1).clamp_min(1e-6)
+        return self._replace(weights=weights / weights.sum())
 
     def moved_alike(self, x: Tensor) -> Components:
         """Return the mixture whose Gaussians are all moved alike, in units of their own, towards points x (n, d)."""
@@ -153,33 +151,6 @@ class Components(NamedTuple):
             for a, b in zip(found.means_.ravel(), found.covariances_.ravel(), strict=True)
         ]
         return Components.together(parts, found.weights_.tolist())
-
-    def stretched(self, A: Tensor, by: float, share: float) -> Components:
-        r"""Return the mixture with a share of components that are wider along some linear functions :math:`a^\top x`.
-
-        A component moves with each as it does by regression, :math:`C \gets C + (\lambda^2 - 1) v v^\top` with
-        :math:`v = C a / \sqrt{a^\top C a}`.
-
-        Parameters
-        ----------
-        A : Tensor of shape (r, d)
-            The functions.
-        by : float
-            How many times as wide, the lambda.
-        share : float
-            The weight of all components that are stretched.
-
-        References
-        ----------
-        Hesterberg, T. (1995). Weighted average importance sampling and defensive mixture distributions. Technometrics
-        37(2).
-        """
-        V = torch.einsum("kij,rj->rki", self.covariances, A)
-        V = V / torch.einsum("rki,ri->rk", V, A).sqrt()[..., None]
-        wide = self.covariances + (by**2 - 1) * V[..., None] * V[..., None, :]
-        weights = torch.cat([(1 - share) * self.weights, (share / len(A) * self.weights).repeat(len(A))])
-        means = self.means.repeat(1 + len(A), 1)
-        return Components(weights, means, torch.cat([self.covariances, wide.flatten(0, 1)]))
 
     def factors(self, noise: Tensor | float = 0.0) -> Tensor:
         """Return Cholesky factors (k, d, d) of the covariances without noise of variances (d,), if it is in them."""

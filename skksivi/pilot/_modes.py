@@ -28,7 +28,7 @@ from skksivi.score._tally import DivergedError, ImproperError
 
 #: Points around the origin, and around the best mode, from which modes are searched at first, at most, and the most
 #: numbers in them.
-FEW_STARTS, MAX_STARTS, MAX_IN_STARTS = 8, 96, 1600
+MAX_STARTS, MAX_IN_STARTS = 96, 1600
 
 
 class ModeMaps(NamedTuple):
@@ -211,6 +211,9 @@ def search_around(
 #: The mean square of a score at which an ascent has arrived, and the steps from which it knows the curvature.
 LEVEL, N_PAIRS = 1e-4, 8
 
+#: How far log p at the end of an ascent may be below the best, in nats.
+MOST_BELOW = 20.0
+
 #: The squared distance from a mode, in its standard deviations, below which an ascent has come back to it; in fewer
 #: dimensions these.
 BACK = 4.0
@@ -219,7 +222,8 @@ BACK = 4.0
 def all_modes(
     score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator, *, thorough: bool = False
 ) -> ModeMaps:
-    """Return a mode and all others to which ascents lead, from points around it, around a start (d,) and elsewhere.
+    """Return a mode and all others to which ascents lead, from points around it, around a start (d,) and elsewhere,
+    by at most a quarter of the calls that are left.
 
     There are rounds of ascents, from points around all modes found so far, and from points that have each coordinate
     of one of these, until one finds no other.
@@ -233,20 +237,22 @@ def all_modes(
     )
     x[: len(from_prior)] = from_prior
     n = n_looks(len(start), thorough=thorough)
-    u = torch.cat([mode.whiten(x), contradicting(score_u, start, generator, n)])
-    for _ in range(10):
-        n_each = max(4, n_starts // (2 * len(kinds)))
-        u = ascended(score_u, torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in kinds)]))
-        ends, new = u, _new_modes(score_fn, found, u)
-        kinds.extend(new)
-        found.extend(new)
-        check_aperiodic(score_fn, found)
-        found.extend(images(found, symmetries))
-        if not new or len(found) > MAX_MODES:
-            break
-        u = mode.whiten(
-            torch.cat([scattered(start, n_starts // 4, generator), crossed(found, n_starts // 4, generator)])
-        )
+    ends, new, tally = mode.m[None, :][:0], list[Affine](), score_fn.tally
+    with tally.trying((tally.left or 2**40) // 4):
+        u = torch.cat([mode.whiten(x), contradicting(score_u, start, generator, n)])
+        for _ in range(10):
+            n_each = max(4, n_starts // (2 * len(kinds)))
+            u = ascended(score_u, torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in kinds)]))
+            ends, new = u, _new_modes(score_fn, found, u)
+            kinds.extend(new)
+            found.extend(new)
+            check_aperiodic(score_fn, found)
+            found.extend(images(found, symmetries))
+            if not new or len(found) > MAX_MODES:
+                break
+            u = mode.whiten(
+                torch.cat([scattered(start, n_starts // 4, generator), crossed(found, n_starts // 4, generator)])
+            )
     modes = ranked(score_fn, found, generator, symmetries)
     ended = sum(int(_near(a, mode, ends).sum()) for a in new if any(a is b for b in modes.maps))
     return modes._replace(symmetries=symmetries, ascents=(len(ends), ended), n_looks=n)
@@ -374,6 +380,11 @@ def _new_modes(score_fn: Score, known: Sequence[Affine], u: Tensor) -> list[Affi
     """Return the modes at the ends u (k, d) of ascents, in the coordinates of the first known mode, but for these."""
     first, new = known[0], list[Affine]()
     score_u = first.pull_back(score_fn)
+    if score_u.log_prob is not None and len(u):  # the highest first; those far below them have no mass
+        log_p = score_u.log_prob(torch.cat([u, first.whiten(torch.stack([a.m for a in known]))])).detach()
+        log_p = log_p.nan_to_num(-math.inf, -math.inf, -math.inf)
+        order = log_p[: len(u)].argsort(descending=True)
+        u = u[order][log_p[order] > log_p.max() - MOST_BELOW]
     for _ in range(24):
         for a in (*known, *new):
             u = u[~_near(a, first, u)]

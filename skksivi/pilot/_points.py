@@ -11,13 +11,16 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.coordinates._whitening import LAPLACE, Curved
-from skksivi.judge import THRESHOLDS, Grade, Verdict
+from skksivi.judge import THRESHOLDS, Grade, Verdict, WeightedDraws
 from skksivi.pilot._mixture import N_DRAWS, Components, fitted_mixture, gaussian_of
 from skksivi.score._score import ScoreFunction
 
 #: Features from which on points are judged by the errors of their means and by chains that agree, because no mixture
 #: has weights that count.
 MANY_FEATURES = 30
+
+#: Features beyond which the map is diagonal plus low rank, by the curvature at a mode: a Newton step costs O(d^3).
+MAX_FEATURES = 1000
 
 
 class Limit(NamedTuple):
@@ -39,24 +42,6 @@ def within(by: str, *limits: Limit) -> Verdict:
     """Return that points are good by something if all limits hold, else the limits that are exceeded."""
     beyond = [limit for limit in limits if not limit.holds]
     return Verdict(Grade.ROUGH if beyond else Grade.GOOD, ", ".join(map(str, beyond or limits)), by=by)
-
-
-def limit_of_divergence(divergence: tuple[float, float], n_features: int, n_rounds: int) -> Limit:
-    """Return J with its standard error as measured after so many rounds, and what it may be."""
-    (J, se), words = divergence, "J = {:.2g} nats"
-    if n_rounds < THRESHOLDS.late_round:
-        return Limit(words, J, THRESHOLDS.proposal * n_features)
-    most, surely = (each * n_features for each in THRESHOLDS.late_divergence)
-    return Limit(words, J, most if J - 2 * se <= surely else surely)
-
-
-def judge_weights(
-    divergence: tuple[float, float], error: float, n_features: int, n_rounds: int, most: float | None = None
-) -> Verdict:
-    """Judge draws by importance that have this largest standard error."""
-    near = limit_of_divergence(divergence, n_features, n_rounds)
-    most = THRESHOLDS.errors_of_weights[n_rounds >= THRESHOLDS.late_round] if most is None else most
-    return within("weights", near, Limit("errors {:.2g}", error, most))
 
 
 def judge_chains(rhat: float, error: float, n_features: int, n_trajectories: int) -> Verdict:
@@ -106,6 +91,8 @@ class PilotPoints(NamedTuple):
         The map to the coordinates of the target, if the points are in its coordinates y.
     found_by : str
         What has found them.
+    draws : WeightedDraws or None
+        Of the mixture, if its weights have judged it.
     """
 
     x: Tensor
@@ -116,6 +103,7 @@ class PilotPoints(NamedTuple):
     mixture: Components | None = None
     warp: Curved | None = None
     found_by: str = LAPLACE
+    draws: WeightedDraws | None = None
 
     @property
     def converged(self) -> bool:

@@ -1,16 +1,14 @@
-r"""Points of a funnel: by the profile of a target along some directions, or in coordinates that are warped.
+r"""The profile of a funnel: a mixture of Gaussians from which importance sampling starts.
 
-The profile is a mixture of Gaussians from which importance sampling starts. Given :math:`A^\top u = c` the other
-coordinates have a conditional mode u(c) and, by the curvature there, a conditional covariance :math:`R R^\top`.
-Laplace's approximation gives the marginal density of c,
+Given :math:`A^\top u = c` the other coordinates have a conditional mode u(c) and, by the curvature there, a
+conditional covariance :math:`R R^\top`. Laplace's approximation gives the marginal density of c,
 
 .. math:: p(c) \propto p(u(c)) \, \det(R^\top R)^{1/2}.
 
-From one value of c to the next, all of this is followed into the neck of a funnel. In the centred form of a
-hierarchy, this is where its scale is small, and its members are far closer together than chains ever see them.
-
-In that form the density has no bound either: a search for the mode ends in a spike, where the scale of a group is
-zero and its members are together. The mass is elsewhere; the profile along the logarithm of that scale finds it.
+From one value of c to the next, all of this is followed into the neck of the funnel. In the centred form of a
+hierarchy, this is where its scale is small, and its members are far closer together than chains ever see them. In
+that form the density has no bound either: a search for the mode ends in a spike, where the scale of a group is zero.
+The mass is elsewhere; the profile along the logarithm of that scale finds it.
 
 References
 ----------
@@ -21,8 +19,7 @@ integrated nested Laplace approximations. Journal of the Royal Statistical Socie
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,30 +27,12 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, Plane, WhitenedScore
 from skksivi.coordinates._lines import by_few_points, kronrod
-from skksivi.coordinates._warp import Warp, fitted_warp, reshaped
-from skksivi.judge import THRESHOLDS
-from skksivi.pilot._chains import N_OF_GAUSSIAN, ChainEnsemble
-from skksivi.pilot._importance import (
-    PLAIN,
-    BatchedDraws,
-    Heights,
-    pilot_of_mixture,
-    pilot_with,
-    plain_moments,
-    refined_pilot,
-    resampled,
-)
-from skksivi.pilot._mixture import Components, gaussian_of
+from skksivi.pilot._mixture import Components
 from skksivi.pilot._newton import MAX_STEPS, is_spike, search_modes
-from skksivi.pilot._points import MANY_FEATURES, PilotPoints, judge_weights
 from skksivi.score._score import DifferentiableScore, Score
-from skksivi.score._tally import DIVERGED
 
 #: The weight of a Gaussian along the profile that is the same for all.
 SAME = 0.1
-
-#: Draws of a round.
-N_DRAWS = 2048
 
 
 class Node(NamedTuple):
@@ -118,93 +97,9 @@ class Conditionals(NamedTuple):
         return self.node(c, node)
 
 
-def profiled(
-    score_fn: Score, x: Tensor, scalers: Sequence[int], generator: torch.Generator, *, known: bool = False
-) -> PilotPoints | None:
-    """Return points by importance from the profile along some coordinates, None where they do not converge.
-
-    Parameters
-    ----------
-    score_fn : Score
-    x : Tensor of shape (n, d)
-        Points near the target, for the centre and the units.
-    scalers : sequence of int
-        The coordinates on which the scales of others depend.
-    generator : torch.Generator
-    known : bool, default=False
-        Whether the points x will do if they agree with what the profile shows, so that None is returned.
-    """
-    metric = gaussian_of(x)
-    found = by_profile(Conditionals.given(score_fn, metric, metric.L[scalers].mT), generator, x if known else None)
-    return found if found is not None and found.converged else None
-
-
-def by_profile(given: Conditionals, generator: torch.Generator, known: Tensor | None = None) -> PilotPoints | None:
-    """Return points by importance from the profile, or of the profile itself, where these do not converge, features
-    are many or they are like points (n, d) that are known; None where it has no end.
-    """
-    try:
-        known_by = profile(given)
-    except DIVERGED:
-        return None
-    if known_by is None:
-        return None
-    mixture, heights = known_by
-    score_u, found = given.metric.pull_back(given.score_x), None
-    if mixture.means.shape[1] < MANY_FEATURES:
-        doubt = None if known is None else partial(_differ, given.metric.whiten(known) @ given.A, given.A)
-        found = _converged(score_u, mixture, heights, generator, doubt)
-    return (found or pilot_of_mixture(mixture, N_DRAWS)).unwhitened(given.metric)
-
-
-def _converged(
-    score_u: DifferentiableScore,
-    start: Components,
-    heights: Heights,
-    generator: torch.Generator,
-    doubt: Callable[[Tensor], bool] | None,
-) -> PilotPoints | None:
-    """Return points by importance from a mixture that is fitted to them again and again, None if few of them count or
-    they raise no doubt about what is known.
-
-    The mixture is not moved as a whole to the moments of the draws: a move that is short for the mass would leave the
-    neck.
-    """
-    mixture, drawn, d = start, list[Tensor](), start.means.shape[1]
-    plan = PLAIN._replace(n_draws=N_DRAWS, least_share=0.05, far=-math.inf, heights=heights)
-    n_rounds = 8
-    soon = 3  # large errors end the search then; later two Gaussians are about a value, as scales not held give tails
-    for i in range(1, n_rounds + 1):
-        score_u.tally.begin("importance sampling", 2 * N_DRAWS)
-        found = resampled(score_u, mixture, generator, plan)
-        if found is None:
-            return None
-        draws, divergence = found
-        drawn.append(draws.u)
-        u, by = torch.cat(drawn).flatten(0, 1), plain_moments(torch.cat(drawn))
-        if doubt is not None and not doubt(torch.cat(drawn)):
-            return None
-        if i == soon:
-            start = start.of_widths((0.8, 1.8), (0.6, 0.4))
-        mixture = start.fitted_to(u)
-        verdict = judge_weights(divergence, by.se, d, i, THRESHOLDS.profile_errors[i == n_rounds])
-        if verdict.good:
-            return pilot_with(u, by)._replace(verdict=verdict, mixture=mixture)
-        if i == soon and by.se > 0.1:
-            return None
-    return None
-
-
-def _differ(known: Tensor, A: Tensor, u: Tensor) -> bool:
-    """Tell whether c (n, k) that are known have other means or scales than the A^T u of draws u (n, n_parts, d)."""
-    by = plain_moments(u @ A)
-    shift, ratio = (known.mean(0) - by.mean) / by.sd, (known.std(0) / by.sd).log()
-    return any(bool((a.abs() > 3.0 * se).any()) for a, se in ((shift, by.mean_se), (ratio, by.sd_se)))
-
-
-def profile(given: Conditionals) -> tuple[Components, Heights] | None:
-    """Return Gaussians of u along each direction, through the top of the marginal density, and log p at their means;
-    None where one of them has no end.
+def profile(given: Conditionals) -> Components | None:
+    """Return Gaussians in x along each direction, through the top of the marginal density; None where one of them has
+    no end.
     """
     found = _top_of(given)
     if found is None:
@@ -218,8 +113,7 @@ def profile(given: Conditionals) -> tuple[Components, Heights] | None:
         if len(nodes) < 3 or ends > _highest(nodes) - 4.0:
             return None
         lines.append(nodes)
-    mixture = _mixture(lines)
-    return mixture, Heights(mixture, mixture.means.new_tensor([node.height for nodes in lines for node in nodes]))
+    return _mixture(lines).unwhitened(given.metric)
 
 
 def _top_of(given: Conditionals) -> tuple[Node, list[float]] | None:
@@ -318,8 +212,8 @@ def _mixture(lines: Sequence[Sequence[Node]]) -> Components:
 # Out of a spike
 
 
-def out_of_spike(score_fn: Score, mode: Affine, start: Tensor, generator: torch.Generator) -> PilotPoints | None:
-    """Return points by the profile along all that leads into a spike from a start (d,); None where that has no end.
+def out_of_spike(score_fn: Score, mode: Affine, start: Tensor) -> Components | None:
+    """Return a mixture along all that leads into a spike from a start (d,); None where that has no end.
 
     Parameters
     ----------
@@ -328,7 +222,6 @@ def out_of_spike(score_fn: Score, mode: Affine, start: Tensor, generator: torch.
         Where the search for a mode ended.
     start : Tensor of shape (d,)
         Where it started.
-    generator : torch.Generator
     """
     metric, directions, Q, score_w = Affine.shift(start), list[Tensor](), torch.eye(len(start)).to(start), score_fn
     for _ in range(3):  # scales that may lead into a spike
@@ -340,7 +233,7 @@ def out_of_spike(score_fn: Score, mode: Affine, start: Tensor, generator: torch.
             return None
         mode = maps[0]
         if not is_spike(mode):
-            return by_profile(given, generator)
+            return profile(given)
     return None
 
 
@@ -354,95 +247,3 @@ def what_scales(score_fn: DifferentiableScore, spike: Affine) -> Tensor:
     curvature = -(score_fn.product(x, v) * v).sum(1)
     a = flat @ (curvature[1:] / curvature[0]).log()
     return a / a.norm()
-
-
-# In warped coordinates
-
-#: The stages of chains in warped coordinates.
-STAGES = (40, 80)
-
-
-def around_start(score_fn: Score, start: Tensor, generator: torch.Generator) -> Tensor:
-    """Return points (n, d) of chains around a start (d,), in units of the parameters; none if the chains diverge."""
-    try:
-        *_, found = ChainEnsemble(score_fn, Affine.shift(start), generator).by_stages(STAGES)
-    except DIVERGED:
-        return start[None, :][:0]
-    return found.x
-
-
-def by_scales(score_fn: Score, x: Tensor, generator: torch.Generator) -> PilotPoints | None:
-    """Return points by the profile along coordinates that scale others, if points x (n, d) show some and are not as
-    those.
-    """
-    warp = fitted_warp(x)
-    if warp is None or not warp.scalers:
-        return None
-    return profiled(score_fn, x, warp.scalers, generator, known=True)
-
-
-def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[PilotPoints]:
-    """Yield points in coordinates that are fitted to points x (n, d), if chains converge there.
-
-    Chains in these coordinates reach further than the points, so the coordinates are fitted again until nothing
-    moves.
-    """
-    has_many = x.shape[1] >= MANY_FEATURES
-    stages, most = (40, 80, 160) if has_many else STAGES, THRESHOLDS.moved[has_many]
-    was_profiled = False
-    try:
-        for _ in range(4):
-            score_fn.tally.begin("warped coordinates")
-            warp = fitted_warp(x)
-            if warp is None:
-                return
-            if warp.scalers and not (was_profiled or has_many):  # of many the profile is no more than a start
-                was_profiled = True
-                if (better := profiled(score_fn, x, warp.scalers, generator)) is not None:
-                    yield better
-                    return
-            score_y, y = warp.pull_back(score_fn), warp.warp(x)[0]
-            metric, moved = gaussian_of(y), math.inf
-            refine = partial(_refined_along, score_y, warp.drivers, generator) if warp.drivers else None
-            ensemble = ChainEnsemble(score_y, metric, generator, refine)
-            for found in ensemble.by_stages(stages):
-                u = metric.whiten(found.x)
-                moved = min(moved, max(u.mean(0).abs().max().item(), u.std(0).log().abs().max().item()))
-                if found.converged and moved < most and not _goes_astray(warp, found):
-                    yield _finished(warp, found)
-                    return
-                if moved >= most and len(found.x) >= ensemble.n_chains * STAGES[0]:
-                    break
-            x = warp.unwarp(found.x)[0]
-    except DIVERGED:
-        return
-
-
-def _finished(warp: Warp, found: PilotPoints) -> PilotPoints:
-    """Return points with their coordinates, whose drivers have the tails of these points unless they are weighed."""
-    if found.verdict.good and found.verdict.by == "weights":
-        return found._replace(warp=warp)
-    x = warp.unwarp(found.x)[0]
-    shaped = reshaped(warp, x)
-    return found._replace(x=shaped.warp(x)[0], mixture=None, warp=shaped)
-
-
-def _refined_along(
-    score_y: Score,
-    drivers: list[int],
-    generator: torch.Generator,
-    metric: Affine,
-    pilot: PilotPoints,
-    drawn: list[BatchedDraws],
-) -> PilotPoints:
-    """Return a pilot with more points, searching along the drivers of coordinates where chains have not been."""
-    plan = PLAIN._replace(least_rounds=6, forgets=True, keeps=False, along=metric.L[drivers], n_draws=1024)
-    return refined_pilot(metric.pull_back(score_y), pilot, drawn, generator, plan)
-
-
-def _goes_astray(warp: Warp, found: PilotPoints) -> bool:
-    """Tell whether draws are far from all points in coordinates of the target, as if scales grew too fast."""
-    draws = found.x if found.mixture is None else pilot_of_mixture(found.mixture, N_OF_GAUSSIAN).x
-    x, y = warp.unwarp(found.x)[0], warp.unwarp(draws)[0]
-    centre = x.median(0).values
-    return not bool(((y - centre).abs().amax(0) < THRESHOLDS.astray * (x - centre).abs().amax(0)).all())

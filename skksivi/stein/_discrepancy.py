@@ -26,7 +26,7 @@ from skksivi._utils.arrays import as_array, as_tensor
 from skksivi.coordinates._affine import AffineMap, Identity
 from skksivi.kernels import IMQ, Kernel, squared_distances
 from skksivi.pilot._log_density import judging_map
-from skksivi.pilot._pilot import MAX_FEATURES
+from skksivi.pilot._points import MAX_FEATURES
 from skksivi.score import in_double
 from skksivi.score._score import DifferentiableScore, ScoreFunction
 

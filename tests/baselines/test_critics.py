@@ -12,9 +12,9 @@ from skksivi.baselines import HSIVISM, SIFG, SIVISM, _critics
 from skksivi.baselines._critics import NoisyPoints, fisher_bound
 from skksivi.families._layer import MultilayerPerceptron
 from skksivi.mixing import NormalDraws
-from skksivi.pilot._pilot import find_whitening
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
+from skksivi.start import find_whitening
 from skksivi.training._loop import Scheduled, flatten
 
 

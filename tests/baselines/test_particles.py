@@ -18,9 +18,9 @@ from skksivi.baselines import MALA, MIED, SVGD, KSDDescent
 from skksivi.baselines._particles import MOLLIFIERS, ksd_gradient, last_fall, mied_gradient, svgd_direction
 from skksivi.baselines._points import find_start
 from skksivi.families._samplers import Particles
-from skksivi.pilot._pilot import find_whitening
 from skksivi.score._probe import in_double
 from skksivi.score._score import autograd_pullback
+from skksivi.start import find_whitening
 from skksivi.targets import Banana, from_score_fn
 
 KERNELS = {

@@ -20,8 +20,8 @@ from skksivi.metrics import sliced_wasserstein
 from skksivi.parameters import Pilot
 from skksivi.pilot import _large_data
 from skksivi.pilot._large_data import MAX_ERROR, TOLERANCE, Expansion, corrected, large_data
-from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import Halves
+from skksivi.start import find_whitening
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, value_and_gradients
 from skksivi.targets import BayesianLogisticRegression, Minibatches, from_rows
 

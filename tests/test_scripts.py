@@ -156,7 +156,7 @@ def test_the_example_of_the_readme_prints_what_it_says(capsys):
         r"of (\S+) calls in README's example (\S+) check the score, (\S+) search for other modes, and (\S+) are",
         " ".join((ROOT / "doc/comparison.rst").read_text("utf-8").split()),
     )
-    spent = [sum(calls.values()), *(calls[name] for name in ("checks", "search for modes", "certificate"))]
+    spent = [sum(calls.values()), *(calls[name] for name in ("checks", "search for modes", "importance sampling"))]
     assert [int(number.replace(",", "")) for number in said.groups()] == pytest.approx(spent, rel=0.05)
 
 

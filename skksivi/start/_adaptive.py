@@ -208,8 +208,9 @@ class AdaptiveSampler:
                 (mixture, source, n), kept = kept, None
                 continue
             evenest = max(evenest, draws.share)
-            is_wrong = is_even and verdict.grade == Grade.WRONG and n > n_first  # by less than a likelihood tells
-            noise = -2 if is_wrong else 2 if is_even and verdict.grade == Grade.ROUGH else 0
+            # what is off by less than a likelihood tells goes for whatever is not clearly worse
+            must_go = is_even and not verdict.good and n > (n_first if verdict.grade == Grade.WRONG else 4 * n_first)
+            noise = -2 if must_go else 2 if is_even and verdict.grade == Grade.ROUGH else 0
             other = self._better(mixture, warp, lacking, noise)
             if other is None and verdict.good:
                 return True

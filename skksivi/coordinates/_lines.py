@@ -148,27 +148,6 @@ def in_panels(
     return ratio, gap
 
 
-def by_neighbours(x: Tensor, f: Tensor, known: Tensor) -> Tensor:
-    r"""Return the values g (n,) of a function at points x (n, d) whose gradients there are f (n, d), given those at
-    the first of them, known (k,).
-
-    They minimise, over the pairs of each point and its nearest ones or one of the first,
-
-    .. math:: \sum_{i, j} \|x_j - x_i\|^{-6} \left(g_j - g_i - \tfrac12 (f_i + f_j)^\top (x_j - x_i)\right)^2,
-
-    as the error of the rule of the two ends grows with the third power of their distance.
-    """
-    k, distances = len(known), torch.cdist(x, x).fill_diagonal_(math.inf)
-    near = distances.topk(min(24, len(x) - 1), largest=False).indices
-    j = torch.cat([torch.arange(k, device=x.device).expand(len(x), k), near], 1)
-    near = distances.gather(1, j)
-    precisions = near.clamp_min(1e-3 * near.median()) ** -6
-    differences = ((f[:, None] + f[j]) * (x[j] - x[:, None])).sum(2) / 2
-    A, b = (torch.zeros_like(distances).scatter_(1, j, each) for each in (precisions, precisions * differences))
-    A, b = (A + A.mT).sum(1).diag() - A - A.mT, (b.mT - b).sum(1)
-    return torch.cat([known, torch.linalg.solve_ex(A[k:, k:], b[k:] - A[k:, :k] @ known).result])
-
-
 def _lobatto(n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the nodes and weights (n,) of the rule on [-1, 1] whose nodes include the ends."""
     P = np.polynomial.legendre.Legendre.basis(n - 1)

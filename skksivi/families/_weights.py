@@ -15,7 +15,7 @@ from torch import Tensor
 from skksivi._utils.arrays import as_array
 from skksivi._utils.monte_carlo import pareto_smoothed, standard_error
 from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._lines import Rule, by_neighbours, in_panels, kronrod, log_ratio, simpson
+from skksivi.coordinates._lines import Rule, in_panels, kronrod, log_ratio, simpson
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._density import MOST_DRAWS, N_DRAWS, LogDensity
 from skksivi.families._derived import (
@@ -45,16 +45,12 @@ N_FREE, MAX_FREE, MAX_KEPT = 20_000, 2**22, 2**20
 #: Draws of a cheap certificate, and those where log p is an integral of the score.
 N_CHEAP, N_INTEGRATED = 256, 128
 
-#: The difference of integrals by neighbours and along lines that will do, in nats.
-MOST_ERROR = 0.2
-
 #: The difference of two rules that will do, in nats; the error is a tenth of it or less.
 MOST_GAP = 0.5
 
 
-#: Maps points x (n, d) and the log-density that has drawn them to log p (n,) and, if they were needed, their scores
-#: (n, d); log p is None where it is not known.
-LogProb = Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor | None]]
+#: Maps points x (n, d) and the log-density that has drawn them to log p (n,), None where it is not known.
+LogProb = Callable[[Tensor, Tensor], Tensor | None]
 
 
 # The draws
@@ -134,7 +130,6 @@ class Source:
         self.rows = Rows.none(sampler.n_features, score.device)
         self.free: np.ndarray | None = None
         self.n_free = N_FREE
-        self.scores = self.rows.x  # those that were needed, NaN for others
         self.n_before, self.n_left_out = 0, 0
         if before is not None:  # the same Gaussians, other draws
             self.rows, self.free, n = Rows.of(before, score.device), before.draws, len(before.X) << 32
@@ -163,10 +158,9 @@ class Source:
             log_density = partial(self.sampler.log_density, most=self.most)
         log_q, se = log_density(x)
         log_m = self.mixture.mixed(LogDensity(log_q, se), x).value
-        log_p, s = self.log_prob(x, log_m)
+        log_p = self.log_prob(x, log_m)
         if log_p is None:
             return None
-        self.scores = torch.cat([self.scores, torch.full_like(x, math.nan) if s is None else s])
         # the numbers of p may overflow far out
         log_p = log_p.where(of_fit | ~(log_p.isnan() | log_p.isposinf()), -math.inf)
         self.rows = self.rows.followed_by(Rows(x, of_fit, log_p, log_q, se, log_m))
@@ -318,18 +312,18 @@ def log_prob_of(
     """
     if score.log_prob is not None:
         log_prob = score.log_prob
-        return lambda x, _: (log_prob(x), None), None
+        return lambda x, _: log_prob(x), None
     whitening = whitening or sampler.attributes().get("whitening_")
     if not isinstance(whitening, Whitening):
         if not is_exact:
-            return lambda _x, _log_m: (None, None), None
+            return lambda _x, _log_m: None, None
         origin = judging_map(score)
-        return lambda x, _: (log_density(score, origin, x), None), origin.m
+        return lambda x, _: log_density(score, origin, x), origin.m
     lines = ByLines(score, whitening, reference, None if is_exact else gaussians_of(sampler), cells)
 
-    def log_prob_at(x: Tensor, log_m: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        log_p, s = lines(x, log_m)
-        return (log_density(score, Affine.shift(lines.reference), x) if log_p is None and is_exact else log_p), s
+    def log_prob_at(x: Tensor, log_m: Tensor) -> Tensor | None:
+        log_p = lines(x, log_m)
+        return log_density(score, Affine.shift(lines.reference), x) if log_p is None and is_exact else log_p
 
     return log_prob_at, lines.reference
 
@@ -360,7 +354,7 @@ class ByLines:
         cells: Components | None,
     ) -> None:
         self.score, self.map, self.warp = score, whitening.map, whitening.warp
-        self.score_u, self.near = whitening.pull_back(score), near
+        self.score_u = whitening.pull_back(score)
         centres = torch.as_tensor(whitening.modes).to(self.map.m)
         if self.warp is not None or len(centres) < 2:
             centres = self.map.m[None]
@@ -380,18 +374,12 @@ class ByLines:
         if near is not None and near.warp is self.warp and isinstance(self.map, Affine):
             self.q = near.mixture.whitened(self.map).draws()
 
-    def __call__(self, x: Tensor, log_m: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def __call__(self, x: Tensor, log_m: Tensor) -> Tensor | None:
         """Return log p (n,) at points x (n, d) that were drawn with a log-density (n,), None where too many that
-        matter cannot be integrated by Kronrod's rule, and the scores (n, d) if they were needed.
+        matter cannot be integrated by Kronrod's rule.
         """
-        y, log_scale = (x, 0.0) if self.warp is None else self.warp.warp(x)
-        u, log_scale, s = self.map.whiten(y), log_scale - self.at_origins, None
-        if self.near is not None:
-            s = self.score(x).detach()
-            s_u = self.map.whiten_score(s if self.warp is None else self.warp.pulled_back(y, lambda _: s))
-            log_p = self._by_scores(u, s_u, log_scale + log_m)
-            if log_p is not None:
-                return log_p - log_scale, s
+        y, log_scale = (x, x.new_zeros(len(x))) if self.warp is None else self.warp.warp(x)
+        u, log_scale = self.map.whiten(y), log_scale - self.at_origins
         if self.cells is not None:
             nearest = self.cells.draws().log_parts(x).argmax(0)
         else:
@@ -401,40 +389,23 @@ class ByLines:
         log_p, rough = known + integral, _matters(integral, known - log_m, gap)
         tally = self.score.tally
         most_calls = tally.total + 50 * len(x)  # the points of all lines that need many
-        for some in rough.nonzero()[:, 0].split(8) if (gap < MOST_GAP).any() else [None]:
-            if some is None or tally.total > most_calls or tally.fault is not None:  # integrals of noise have no end
-                return None, s
+        if not (gap < MOST_GAP).any():
+            return None
+        for some in rough.nonzero()[:, 0].split(8):
+            if tally.total > most_calls or tally.fault is not None:  # integrals of noise have no end
+                return None
             for k, rows in _groups(nearest, some):
                 log_p[rows] = self.heights[k] + log_ratio(self.score, self.origins[k], x[rows])
-        return log_p, s
-
-    def _by_scores(self, u: Tensor, s: Tensor, others: Tensor) -> Tensor | None:
-        """Return log p (n,) at points u (n, d) by their scores s and those at the centres: its ratio to the Gaussians
-        from each point to its nearest ones. None where Simpson's rule along some lines, the weights of whose ends are
-        to be as others (n,) say, tells otherwise.
-        """
-        q, a = self.q, self.centres
-        f, f_a = s - q.score(u), self.score_u(a).detach() - q.score(a)
-        log_q, known = q.log_density(u), self.heights - q.log_density(a)
-        L = torch.linalg.cholesky((q.weights[:, None, None] * q.factors @ q.factors.mT).sum(0))
-        within, finite = Affine(a[0], L), f.isfinite().all(1)
-        ratio = torch.full_like(log_q, math.nan)
-        for rows in finite.nonzero()[:, 0].split(1024):  # of more the equations take longer than scores
-            x, f_x = torch.cat([a, u[rows]]), torch.cat([f_a, f[rows]])
-            ratio[rows] = by_neighbours(within.whiten(x), f_x @ L, known)[len(a) :]
-        some = finite.nonzero()[:32, 0]
-        k = torch.cdist(u[some], a).argmin(1)
-        middle = (u[some] + a[k]) / 2
-        f_m = self.score_u(middle).detach() - q.score(middle)
-        lines = ((f_a[k] + 4 * f_m + f[some]) * (u[some] - a[k])).sum(1) / 6 + known[k]
-        w = (lines + log_q[some] - others[some]).nan_to_num(-math.inf, -math.inf, -math.inf).softmax(0)
-        w, error = w[w > 0], (ratio[some] - lines)[w > 0]
-        agree = len(w) > 0 and bool(w @ error.square() < MOST_ERROR**2)
-        return ratio + log_q if agree else None
+        return log_p
 
 
 def _from_nearest(
-    score_u: ScoreFunction, q: GaussianMixtureDraws, a: Tensor, u: Tensor, nearest: Tensor, others: Tensor
+    score_u: ScoreFunction,
+    q: GaussianMixtureDraws,
+    a: Tensor,
+    u: Tensor,
+    nearest: Tensor,
+    others: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return integrals (n,) of a score to points u (n, d) from the nearest of others, a (k, d), and their gaps: of
     the difference from Gaussians q by panels, with a better rule and more of them where their gap exceeds the most,

@@ -106,7 +106,7 @@ def is_same(kept: WeightedDraws, source: Source) -> bool:
     """Tell whether log p at some kept draws is what it was."""
     rows = np.flatnonzero(kept.of_fit & np.isfinite(kept.log_p))[:4]
     x, log_m = (torch.as_tensor(a[rows], device=source.score.device) for a in (kept.X, kept.log_m))
-    log_p, _ = source.log_prob(x, log_m)
+    log_p = source.log_prob(x, log_m)
     if log_p is None:
         return False
     return bool((np.abs(as_array(log_p) - kept.log_p[rows]) < SAME + 1e-5 * np.abs(kept.log_p[rows])).all())

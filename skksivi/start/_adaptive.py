@@ -124,13 +124,10 @@ class Pool:
             self.counts.append(0)
             self.log_q = torch.cat([self.log_q, self._density(source, self.x)[None]])
         k = self.sources.index(source)
-        x, log_p, s = (
-            source.rows.x[self.counts[k] :],
-            source.rows.log_p[self.counts[k] :],
-            source.scores[self.counts[k] :],
-        )
+        x, log_p = source.rows.x[self.counts[k] :], source.rows.log_p[self.counts[k] :]
         log_q = torch.stack([self._density(each, x) for each in self.sources])
-        self.x, self.log_p, self.s = torch.cat([self.x, x]), torch.cat([self.log_p, log_p]), torch.cat([self.s, s])
+        self.x, self.log_p = torch.cat([self.x, x]), torch.cat([self.log_p, log_p])
+        self.s = torch.cat([self.s, torch.full_like(x, math.nan)])
         self.log_q, self.counts[k] = torch.cat([self.log_q, log_q], 1), len(source.rows.x)
 
     def log_mixture(self) -> Tensor:

@@ -181,6 +181,8 @@ class AdaptiveSampler:
 
     def improve(self, mixture: Components, warp: Curved | None = None, n_rounds: int = MOST_ROUNDS) -> bool:
         """Draw from a mixture, fit a better one, and so on until its numbers are known; tell whether they are."""
+        if warp is not None and self.score.log_prob is None:  # lines that are bent elsewhere have other errors
+            self.pool = Pool(self.score.n_features, self.score.device)
         n_first = max(N_DRAWS, 10 * mixture.means.shape[1])
         n, source, kept, evenest, n_vain = n_first, self._source(mixture, warp), None, 0.0, 0
         began = self.score.tally.total

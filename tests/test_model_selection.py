@@ -39,7 +39,6 @@ SCORER = neg_ksd_scorer(n_samples=300)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning"),
     pytest.mark.filterwarnings("ignore:A candidate of this search is its start:UserWarning"),
-    pytest.mark.usefixtures("uncertified"),
 ]
 
 

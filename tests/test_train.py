@@ -76,6 +76,14 @@ def test_what_shapes_the_start_is_not_ignored():
     assert q.certificate_ is not None
 
 
+@pytest.mark.parametrize("cls", BOTH)
+def test_no_call_is_spent_on_a_verdict_that_nobody_asks_for(cls, quiet):
+    trained, at_start = fit(cls, certify=False, train=True), fit(cls, certify=False, train=False)
+    assert trained.verdict_ is None
+    assert "certificate" not in {stage.name for q in (trained, at_start) for stage in q.stages_}
+    assert cls is HKSIVIApproximator or at_start.verdict_.good  # by the draws of the start
+
+
 def test_a_training_with_low_effort_is_told(quiet, uncertified):
     with pytest.warns(UserWarning, match=r"since `train` is True, although the `effort` of Pilot is 'low'"):
         assert fit(train=True, whiten=Pilot(effort="low")).n_iter_ == 3

@@ -71,12 +71,11 @@ class Diagnosis:
         The index of the mode of each draw.
     lost : ndarray of shape (k, d)
         Modes without draws.
-    score_norms : ndarray of shape (n,)
-        Lengths of the whitened scores of the draws, infinite where the score is not finite.
-    reference_norms : ndarray of shape (m,)
-        The same at points to which Metropolis chains have moved some of the draws; empty if there are none.
-    variances, variance_errors : ndarray of shape (d,)
-        The Stein variances, with standard errors.
+    score_norms : tuple of ndarray of shape (n,) and (m,)
+        Lengths of the whitened scores of the draws, infinite where the score is not finite; and at points to which
+        Metropolis chains have moved some of the draws, empty if there are none.
+    variances : tuple of ndarray of shape (d,)
+        The Stein variances, and their standard errors.
     losses : ndarray or None
         The `loss_curve_`.
     cost : str
@@ -105,10 +104,8 @@ class Diagnosis:
     X: np.ndarray = field(compare=False)
     modes: np.ndarray = field(compare=False)
     lost: np.ndarray = field(compare=False)
-    score_norms: np.ndarray = field(compare=False)
-    reference_norms: np.ndarray = field(compare=False)
-    variances: np.ndarray = field(compare=False)
-    variance_errors: np.ndarray = field(compare=False)
+    score_norms: tuple[np.ndarray, np.ndarray] = field(compare=False)
+    variances: tuple[np.ndarray, np.ndarray] = field(compare=False)
     losses: np.ndarray | None = field(default=None, compare=False)
     cost: str = field(default="", compare=False)
 
@@ -236,10 +233,11 @@ def _plot_loss(report: Diagnosis, ax: Axes) -> None:
 
 def _plot_variances(report: Diagnosis, ax: Axes) -> None:
     """Show the Stein variances with two standard errors."""
-    i = np.arange(len(report.variances))
+    values, errors = report.variances
+    i = np.arange(len(values))
     ax.axhspan(*STEIN_VARIANCES, color=FAINT, alpha=0.2, linewidth=0)
     ax.axhline(1, color=FAINT, linewidth=0.8)
-    ax.errorbar(i, report.variances, 2 * report.variance_errors, fmt="o", color=COLOURS[0], markersize=4)
+    ax.errorbar(i, values, 2 * errors, fmt="o", color=COLOURS[0], markersize=4)
     ax.locator_params(axis="x", integer=True)
     ax.set(xlabel="coordinate", ylabel=r"Stein variance $-E[s_w u_w]$")
     ax.margins(y=0.2)
@@ -247,7 +245,8 @@ def _plot_variances(report: Diagnosis, ax: Axes) -> None:
 
 def _plot_norms(report: Diagnosis, ax: Axes) -> None:
     """Show the lengths of whitened scores, of the draws and of where chains moved them."""
-    norms, reference = report.score_norms[np.isfinite(report.score_norms)], report.reference_norms
+    norms, reference = report.score_norms
+    norms = norms[np.isfinite(norms)]
     top = max([np.quantile(norms, 0.999), *([1.3 * outlier_limit(reference)] if len(reference) else [])])
     bins = np.linspace(0, top, 51).tolist()
     ax.hist(norms.clip(max=top), bins, density=True, color=COLOURS[0], alpha=0.5, label="draws")
@@ -471,10 +470,8 @@ def _report(view: View) -> Diagnosis:
         X=as_array(view.x),
         modes=as_array(geometry.cell),
         lost=as_array(geometry.lost),
-        score_norms=as_array(geometry.norms),
-        reference_norms=as_array(geometry.reference),
-        variances=as_array(moments.variance[:d]),
-        variance_errors=as_array(moments.variance_se[:d]),
+        score_norms=(as_array(geometry.norms), as_array(geometry.reference)),
+        variances=(as_array(moments.variance[:d]), as_array(moments.variance_se[:d])),
         losses=view.report.get("loss_curve_"),
         cost=_cost(view.report.get("fitted_by_", ""), view.report["stages_"]),
     )

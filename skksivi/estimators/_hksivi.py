@@ -114,6 +114,9 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         What ends a training before `max_iter`. A number: the discrepancy of the last layer under one fixed kernel in
         u has not fallen by this share for 2,000 iterations; True is 0.01. "auto": nothing. False and None: nothing,
         and the last state is returned, whatever it is worth.
+    certify : bool, default=True
+        Whether to spend calls on a verdict. Without, as for a candidate of a search by `Replicates`, `verdict_` is
+        what the start has found by itself, None after a training.
     checkpoint : path-like, Checkpoint or None, default=None
         A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
         After an interruption the same call of `fit` resumes from it, on a CPU with the same result; it is removed

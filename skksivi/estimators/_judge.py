@@ -45,11 +45,30 @@ class Judged(NamedTuple):
     verdict: Verdict
     draws: WeightedDraws | None = None
 
+    def of(self, fit: Fit) -> Fit:
+        """Return a fit with this verdict, the draws behind it and its certificate, None if that is not finite."""
+        certificate = None if self.draws is None else self.draws.finite_certificate()
+        own = {"weighted_draws_": self.draws, "certificate_": certificate, "verdict_": self.verdict}
+        return fit._replace(report={**fit.report, **own})
+
+    def with_remedy(self, sampler: Layer | Layers, score: Score) -> Judged:
+        """Return this with what to do where it is not good, and what its search may have left out."""
+        if self.verdict.good:
+            return self
+        refines = self.draws is not None and self.draws.trusted and self.verdict.errors is not None
+        verdict = replace(self.verdict, remedy=remedy_of(sampler, score, refines=refines))
+        if (
+            sampler.whitening.unseen > THRESHOLDS.unseen
+            and (words := _of_search(sampler.whitening) or "") not in verdict.reason
+        ):
+            verdict = replace(verdict, reason=f"{words}, and {verdict.reason}")
+        return self._replace(verdict=verdict)
+
 
 def judged(
     fit: Fit, score: Score, seed: int, n_values: int, most: int | None = None, before: Judged | None = None
-) -> tuple[Fit, Judged]:
-    """Return a fit with its verdict, the draws behind it and its certificate, which is None if that is expensive.
+) -> Fit:
+    """Return a fit with its verdict, the draws behind it and its certificate.
 
     Parameters
     ----------
@@ -64,10 +83,7 @@ def judged(
         The verdict of draws that the fit was not fitted to; more follow where it is not good.
     """
     score.tally.begin("certificate")
-    found = judge(fit.sampler, score, seed, n_values, most, before)
-    certificate = None if found.draws is None else found.draws.finite_certificate()
-    own = {"weighted_draws_": found.draws, "certificate_": certificate, "verdict_": found.verdict}
-    return fit._replace(report={**fit.report, **own}), found
+    return judge(fit.sampler, score, seed, n_values, most, before).of(fit)
 
 
 @torch.no_grad()
@@ -83,17 +99,7 @@ def judge(
     if not isinstance(sampler, Layer | Layers):
         return Judged(Verdict(Grade.ROUGH, "the fit has no density"))
     try:
-        found = _judge(sampler, score, seed, n_values, most, before)
-        if found.verdict.good:
-            return found
-        refines = found.draws is not None and found.draws.trusted and found.verdict.errors is not None
-        verdict = replace(found.verdict, remedy=remedy_of(sampler, score, refines=refines))
-        if (
-            sampler.whitening.unseen > THRESHOLDS.unseen
-            and (words := _of_search(sampler.whitening) or "") not in verdict.reason
-        ):
-            verdict = replace(verdict, reason=f"{words}, and {verdict.reason}")
-        return found._replace(verdict=verdict)
+        return _judge(sampler, score, seed, n_values, most, before).with_remedy(sampler, score)
     except Exception as error:
         if error is score.tally.raised or isinstance(error, (BudgetError, ConnectionError, TimeoutError)):
             raise

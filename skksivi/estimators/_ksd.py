@@ -79,6 +79,7 @@ class SteinTrained(Trained, Generic[F]):
         "optimizer": [StrOptions({"auto", "adam"}), Adam],
         "gradient_estimator": [StrOptions({*GRADIENT_ESTIMATORS, "auto", "path"})],
         "early_stopping": [StrOptions({"auto"}), "boolean", Interval(Real, 0, None, closed="left"), None],
+        "certify": ["boolean"],
         "checkpoint": [str, os.PathLike, Checkpoint, None],
         "warm_start": ["boolean"],
     }
@@ -104,6 +105,7 @@ class SteinTrained(Trained, Generic[F]):
     learning_rate: str | float = "auto"  # type: ignore[assignment]
     optimizer: str | Adam = "auto"
     early_stopping: str | bool | float | None = "auto"
+    certify: bool = True
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None
     warm_start: bool = False
     device: str | torch.device = "auto"
@@ -155,10 +157,12 @@ class SteinTrained(Trained, Generic[F]):
         target = target.by_score_alone() if start.whitening.by_score else target
         found = run.keep(start.fit(self._sampler_of(target, start)))
         compares = self._compares(start, run)
-        if compares:
+        before = start.judged if gaussians_of(found.sampler) is not None else None
+        if compares and self._certifies(target):
             n_values = len(start.past.losses) * int(self.batch_size)
-            before = start.judged if gaussians_of(found.sampler) is not None else None
-            found = run.keep(judged(found, target, start.seed, n_values, before=before)[0])
+            found = run.keep(judged(found, target, start.seed, n_values, before=before))
+        elif compares and before is not None:  # it has been paid for
+            found = run.keep(before.with_remedy(cast("Layer", found.sampler), target).of(found))
         if saved.start or not compares or self._needs_training(found, start, run):
             found = self._train(target, start, saved, found, run)
         if (draws := cast("WeightedDraws | None", found.report["weighted_draws_"])) is None:
@@ -166,9 +170,13 @@ class SteinTrained(Trained, Generic[F]):
         kept = kept_draws(draws, score_fn.double)
         return run.keep(found._replace(report={**found.report, "weighted_draws_": kept}))
 
+    def _certifies(self, score: Score) -> bool:
+        """Tell whether to spend calls on a verdict, which the candidates of a search do without."""
+        return self.certify and not score.replicate
+
     def _judged_anew(self, found: Fit, target: Score, start: Start[F]) -> Fit:
         """Return a fit that was the best of several with the verdict of other draws than it was chosen by."""
-        if target.tally.is_spent or target.tally.is_scarce:
+        if target.tally.is_spent or target.tally.is_scarce or found.report["verdict_"] is None:
             return found
         try:
             return self._judged(found, target, start._replace(seed=start.seed ^ AFRESH))
@@ -192,10 +200,11 @@ class SteinTrained(Trained, Generic[F]):
         if self.train is True or not self._is_at_pilot(start):
             return True
         is_layer, chains = isinstance(found.sampler, Layer), chains_of(self.whiten)
-        verdict = cast("Verdict", found.report["verdict_"])
+        verdict = cast("Verdict | None", found.report["verdict_"]) or start.whitening.verdict
         # what weights do not know well enough more draws tell, not a training; several layers move points
-        by_start = verdict.by == "weights" or (is_layer and verdict.by == "identities" and start.whitening.converged)
-        is_good = (verdict.grade > Grade.WRONG and by_start) or (verdict.good and is_layer)
+        by = None if verdict is None else verdict.by
+        by_start = by == "weights" or (is_layer and by == "identities" and start.whitening.converged)
+        is_good = verdict is not None and ((verdict.grade > Grade.WRONG and by_start) or (verdict.good and is_layer))
         is_quick = run.tally.is_frugal or (chains is not None and chains.effort == "low")
         has_fault = is_layer and run.tally.fault is not None
         return not (is_good or is_quick or has_fault or found.sampler.n_features > MAX_FEATURES)
@@ -229,9 +238,10 @@ class SteinTrained(Trained, Generic[F]):
             return self._judged(found, target, start)
         found = run.keep(recentred(found, target, start.seed))
         found = run.keep(self._judged(found, target, start))
-        if before.report["verdict_"] is None and not cast("Verdict", found.report["verdict_"]).good:
+        verdict = cast("Verdict | None", found.report["verdict_"])
+        if before.report["verdict_"] is None and verdict is not None and not verdict.good:
             before = self._judged(before, target, start)
-        if before.report["verdict_"] is None:
+        if before.report["verdict_"] is None or verdict is None:
             return found
         return self._judged_anew(better(found, before), target, start)
 
@@ -270,8 +280,10 @@ class SteinTrained(Trained, Generic[F]):
         return {f"{name}_": value for name, value in found.items()}
 
     def _judged(self, found: Fit, target: Score, start: Start[F]) -> Fit:
+        if not self._certifies(target):
+            return found
         n_values = int(self.batch_size) * len(np.asarray(found.report["loss_curve_"]))
-        return judged(found, target, start.seed, n_values, self._max_score_calls())[0]
+        return judged(found, target, start.seed, n_values, self._max_score_calls())
 
     def _watches(
         self, target: Score, comparison: Comparison, start: Start[F], sampler: WhitenedSampler, family: F

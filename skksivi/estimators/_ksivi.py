@@ -122,6 +122,9 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         number: the discrepancy under one fixed kernel in u has not fallen by this share for 2,000 iterations, as
         many as a default training has; True is 0.01. False and None: nothing, and the last state is returned,
         whatever it is worth.
+    certify : bool, default=True
+        Whether to spend calls on a verdict. Without, as for a candidate of a search by `Replicates`, `verdict_` is
+        what the start has found by itself, None after a training.
     checkpoint : path-like, Checkpoint or None, default=None
         A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
         If the file already exists, from an unfinished fit with the same settings, seed and score, `fit` resumes from

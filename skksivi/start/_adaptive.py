@@ -53,8 +53,8 @@ MOST_ROUNDS, MOST_VAIN, GAIN = 16, 3, 1.2
 #: most that it may lack.
 LEAST_LOST, MOST_LOST = 0.002, 0.02
 
-#: Points that a mixture is fitted to, picked by their weights.
-N_FITTED = 2048
+#: Points that a mixture is fitted to, picked by their weights: at least, and at most where as many count.
+N_FITTED, MOST_FITTED = 2048, 8192
 
 #: Points of a start.
 N_POINTS = 2000
@@ -321,7 +321,8 @@ class WeightedPoints(NamedTuple):
         errors, or lose more than that if it is negative.
         """
         first, second = self._permuted(torch.arange(len(self.y), device=self.y.device)).chunk(2)
-        few, held_out = self._picked(first, N_FITTED // 2), second[self._w(second) > 0]
+        n = int(min(max(1 / np.square(self.w).sum(), N_FITTED), MOST_FITTED))
+        few, held_out = self._picked(first, n // 2), second[self._w(second) > 0]
         v = self._w(held_out) / self._w(held_out).sum()
 
         def heights(q: Components) -> Tensor:
@@ -338,7 +339,7 @@ class WeightedPoints(NamedTuple):
         gains = now - at_first
         if not taken or not v @ gains > n_se * (v * (gains - v @ gains)).norm():
             return None
-        all_rows = self._picked(torch.cat([first, second]), N_FITTED)
+        all_rows = self._picked(torch.cat([first, second]), n)
         for step in taken:
             if (fitted := _fitted(step, q, all_rows)) is None:
                 return best
@@ -375,6 +376,7 @@ class WeightedPoints(NamedTuple):
 
     def _scored(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return points in whitened coordinates with their scores, where these are finite."""
+        rows = rows[:N_FITTED]
         u, s = self.map.whiten(self.y[rows]), self.map.whiten_score(self.scores_at(rows))
         finite = s.isfinite().all(1)
         return u[finite], s[finite]

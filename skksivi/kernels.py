@@ -386,7 +386,7 @@ class Riesz(Kernel):
         if not (lies_between(self.exponent, 0, 2) and (self.norm == "l2" or self.exponent <= 1)):
             interval = "(0, 2)" if self.norm == "l2" else "(0, 1]"
             raise ValueError(
-                f"`exponent` of Riesz must lie in {interval} for norm={self.norm!r}, got {self.exponent!r}."
+                f"`exponent` of Riesz must be in {interval} for norm={self.norm!r}, got {self.exponent!r}."
             )
 
     @property

@@ -318,7 +318,7 @@ class Scale(ParameterObject):
 
 @dataclass(eq=False, repr=False)
 class Checkpoint(ParameterObject):
-    """A file in which a fit is saved periodically.
+    """A file in which a training is saved periodically, and before it, in one beside it, each score.
 
     Parameters
     ----------

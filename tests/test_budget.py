@@ -21,8 +21,8 @@ from skksivi.score import Tally
 from skksivi.targets import BayesianLogisticRegression, EightGaussians, Target, from_log_prob
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-#: Draws of a hierarchy ask for the score, those too by which the type of their numbers is found.
-N_AFTER = 200
+#: Each of two layers asks for the score at the draws by which the type of their numbers is found.
+N_AFTER = 400
 
 
 class Counted(Target):

@@ -69,9 +69,7 @@ UNLIKE = {
 @pytest.mark.parametrize("data", UNLIKE.values(), ids=UNLIKE)
 def test_models_of_other_data_are_refused(data):
     with pytest.raises(ValueError, match=r"targets of 'a' and 'b' have other data"):
-        compare(
-            {"first": with_data(), **{name: with_data(observed_data=d) for name, d in zip("ab", data, strict=True)}}
-        )
+        compare({"first": with_data()} | {a: with_data(observed_data=d) for a, d in zip("ab", data, strict=True)})
     with pytest.raises(ValueError, match=r"targets of 'a' and 'b' have other data"):
         compare({"a": with_data(n_rows=2), "b": with_data(n_rows=3)})
 
@@ -85,11 +83,7 @@ def test_data_may_have_another_name_shape_and_order_or_be_unknown():
     ("fits", "error", "message"),
     [
         ({}, TypeError, "`fits` must be a dict of fits"),
-        (
-            {"a": Laplace(random_state=0).fit(torch.neg, n_features=1)},
-            ValueError,
-            "has kept no weighted draws: pass `target`",
-        ),
+        ({"a": Laplace().fit(torch.neg, n_features=1)}, ValueError, "has kept no weighted draws"),
         ({"a": (NORMAL,)}, TypeError, "`fits` must be a dict of fits"),
         ([with_data()], TypeError, "`fits` must be a dict of fits"),
         ({"a": with_data()[::-1]}, TypeError, r"`fits\['a'\]\[0\]`"),

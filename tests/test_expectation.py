@@ -254,9 +254,7 @@ def test_minibatches_are_scored_by_all_of_the_data():
     X = normal_array(200, 2)
     whole = BayesianLogisticRegression(X, X[:, 0] > 0.2)
     q = Laplace(random_state=0).fit(whole)
-    a, b = (
-        expectation(q, target=target, random_state=0).value for target in (whole, Minibatches(whole, batch_size=10))
-    )
+    a, b = (expectation(q, target=t, random_state=0).value for t in (whole, Minibatches(whole, batch_size=10)))
     np.testing.assert_allclose(a, b, rtol=1e-10)
 
 

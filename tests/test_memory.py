@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import normal_array
+from sklearn.base import clone
 
 from skksivi import KSIVIApproximator
 from skksivi.score import autograd_pullback
@@ -36,9 +37,7 @@ def test_each_point_is_evaluated_once_and_served_exactly(rows):
         for x in (X[some], torch.as_tensor(X[some]), torch.as_tensor(X[some]).requires_grad_()):
             found = target.score_fn(x)
             assert type(found) is type(x)
-            np.testing.assert_array_equal(
-                np.asarray(found.detach() if hasattr(found, "detach") else found), f(X[some])
-            )
+            np.testing.assert_array_equal(torch.as_tensor(found).detach(), f(X[some]))
             f.n -= len(some)
     assert f.n == 2 * len({i for some in rows for i in some})  # of arrays and of tensors
 
@@ -55,14 +54,20 @@ def test_products_are_those_of_the_target():
 
 
 def test_a_fit_that_was_stopped_is_repeated_bit_for_bit_without_a_call_twice(tmp_path):
-    whole = Counted()
-    first = KSIVIApproximator(random_state=0).fit(remembered(from_score_fn(whole, 3), tmp_path / "whole"))
-    stopped, rest = Counted(600), Counted()
-    with pytest.raises(KeyboardInterrupt):
-        KSIVIApproximator(random_state=0).fit(remembered(from_score_fn(stopped, 3), tmp_path / "scores"))
-    q = KSIVIApproximator(random_state=0).fit(remembered(from_score_fn(rest, 3), tmp_path / "scores"))
-    np.testing.assert_array_equal(q.sample(9), first.sample(9))
-    assert rest.n < whole.n - 400
+    """A checkpoint remembers what comes after the checks."""
+    q, whole = KSIVIApproximator(random_state=0), Counted()
+    first = clone(q).fit(from_score_fn(whole, 3)).sample(9)
+    for checkpoint, n_saved in ((None, 1500), (tmp_path / "fit", 1000)):
+        q.set_params(checkpoint=checkpoint)
+        counted = Counted()
+        stopped, rest = (from_score_fn(f, 3) for f in (Counted(2500), counted))
+        if checkpoint is None:
+            stopped, rest = (remembered(target, tmp_path / "scores") for target in (stopped, rest))
+        with pytest.raises(KeyboardInterrupt):
+            q.fit(stopped)
+        np.testing.assert_array_equal(q.fit(rest).sample(9), first)
+        assert counted.n < whole.n - n_saved
+    assert [path.name for path in tmp_path.iterdir()] == ["scores"]
     again = remembered(from_score_fn(Counted(30), 3), tmp_path / "scores")  # but for products at trial points
     KSIVIApproximator(random_state=0).fit(pickle.loads(pickle.dumps(again)))  # noqa: S301
 

@@ -46,9 +46,7 @@ def test_of_a_gaussian_it_has_the_conditional_means_and_the_marginal(has_density
     assert marginal.min() < marginal.max() - 7
     map_ = mixture.map()
     torch.testing.assert_close(map_.L @ map_.L.mT, C, rtol=0.1, atol=0.1)
-    heights, exact = (
-        torch.tensor(a) for a in ([n.height for n in nodes], [-float(n.u @ P @ n.u) / 2 for n in nodes])
-    )
+    heights, exact = torch.tensor([[n.height, -float(n.u @ P @ n.u) / 2] for n in nodes]).T
     torch.testing.assert_close(heights - heights.max(), exact - exact.max(), rtol=1e-3, atol=1e-3)
 
 

@@ -131,9 +131,7 @@ def pack(value: object, shown: Callable[[Any], Any] = lambda value: value) -> by
         tensors, {"format": FORMAT, "state": state, "checksum": _checksum(state, tensors)}
     )
     if (length := int.from_bytes(content[:8], "little")) > MAX_HEADER:
-        raise ValueError(
-            f"The parameters take {length} bytes, at most {MAX_HEADER} fit; make long lists numpy arrays."
-        )
+        raise ValueError(f"Parameters take {length} bytes, at most {MAX_HEADER} fit; make long lists numpy arrays.")
     return content
 
 

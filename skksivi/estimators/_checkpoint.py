@@ -23,6 +23,7 @@ from skksivi._utils.codec import is_known, pack, read, unpack, write
 from skksivi.estimators._start import Start, answers_at, known, normal_points
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Checkpoint, checked_object
+from skksivi.score._memory import Memory
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.terms import Draws
 from skksivi.training._guard import Watch
@@ -44,15 +45,24 @@ class Saved:
         Where the interrupted fit that this one continues has started.
     state : dict or None
         The state of its training.
+    scores : Path
+        The file of the scores before the training.
+    memory : Memory or None
+        What is in it.
     """
 
     at_end = False
 
     def __init__(self, path: Path = Path(), every: int = 0, fit: str = "") -> None:
-        self.path, self.every, self.fit = path, every, fit
+        self.path, self.every, self.fit, self.scores = path, every, fit, Path(f"{path}.scores")
         self.start: Start[Any] | None = None
         self.state: State | None = None
+        self.memory: Memory | None = None
         self.has_failed = False
+
+    def remembering(self, score: Score) -> Score:
+        """Return the score as it is asked before the training, of which no kill loses a value."""
+        return score if self.memory is None else self.memory.of(score)
 
     def read(self, score: Score) -> None:
         """Read the file of an interrupted fit.
@@ -98,6 +108,7 @@ class Saved:
         watched: State = self.watches[0].state() if self.watches else {}
         try:
             write(self.path, pack({**self.parts, "state": {**progress.state(), **watched}}))
+            self.scores.unlink(missing_ok=True)  # what is there now has the start
         except (OSError, MemoryError, ValueError) as error:
             if not self.has_failed:
                 warn_caller(
@@ -111,7 +122,8 @@ class Saved:
         """Remove the file of a completed fit."""
         if remove and self.every:
             with suppress(OSError):  # in a folder that is not there any more
-                self.path.unlink()
+                for path in (self.path, self.scores):
+                    path.unlink(missing_ok=True)
 
 
 def check_checkpoint(est: BaseEstimator) -> None:
@@ -164,6 +176,8 @@ def saved_fit(est: BaseEstimator, score: Score, generator: torch.Generator) -> S
         saved.read(score)
     if saved.start is not None:
         generator.manual_seed(saved.start.seed)
+    elif saved.every and not draws_seed and score.minibatch is None:
+        saved.memory = Memory(saved.scores, fit, "checkpoint")
     return saved
 
 

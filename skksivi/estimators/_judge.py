@@ -284,7 +284,8 @@ def _of_identities(x: Tensor, s: Tensor) -> Errors:
     A mean is off by the covariance times the mean score, and the square of a scale is the Stein variance.
     """
     n, centred, sd = len(x), x - x.mean(0), x.std(0)
-    terms = s @ centred.mT @ centred / n / sd if n < x.shape[1] else s @ (centred.mT @ centred / n) / sd
+    terms = (s @ centred.mT / n) @ centred if n < x.shape[1] else s @ (centred.mT @ centred / n)
+    terms /= sd
     v, v_se = stein_variances(x, s)
     unknown = np.full((2, x.shape[1]), math.nan)
     root = v.clamp_min(torch.finfo(v.dtype).tiny).sqrt()

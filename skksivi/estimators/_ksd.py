@@ -153,16 +153,18 @@ class SteinTrained(Trained, Generic[F]):
         target = score_fn if self._takes_minibatches else score_fn.on_all_data()
         saved = saved_fit(self, score_fn, run.generator)
         run.finish = saved.finish
-        start = saved.start or self._start(score_fn, target, run.generator)
-        target = target.by_score_alone() if start.whitening.by_score else target
+        asked = saved.remembering(target)
+        start = saved.start or self._start(saved.remembering(score_fn), asked, run.generator)
+        if start.whitening.by_score:
+            target, asked = target.by_score_alone(), asked.by_score_alone()
         found = run.keep(start.fit(self._sampler_of(target, start)))
         compares = self._compares(start, run)
-        before = start.judged if gaussians_of(found.sampler) is not None else None
+        before = None if start.judged is None or gaussians_of(found.sampler) is None else start.judged
         if compares and self._certifies(target):
             n_values = len(start.past.losses) * int(self.batch_size)
-            found = run.keep(judged(found, target, start.seed, n_values, before=before))
+            found = run.keep(judged(found, asked, start.seed, n_values, before=before))
         elif compares and before is not None:  # it has been paid for
-            found = run.keep(before.with_remedy(cast("Layer", found.sampler), target).of(found))
+            found = run.keep(before.with_remedy(cast("Layer", found.sampler), asked).of(found))
         if saved.start or not compares or self._needs_training(found, start, run):
             found = self._train(target, start, saved, found, run)
         if (draws := cast("WeightedDraws | None", found.report["weighted_draws_"])) is None:

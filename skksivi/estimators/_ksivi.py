@@ -126,10 +126,11 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         Whether to spend calls on a verdict. Without, as for a candidate of a search by `Replicates`, `verdict_` is
         what the start has found by itself, None after a training.
     checkpoint : path-like, Checkpoint or None, default=None
-        A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
-        If the file already exists, from an unfinished fit with the same settings, seed and score, `fit` resumes from
-        it; on a CPU with the same number of threads the result is the same as without interruption. It is removed
-        when the fit ends. In an existing folder each fit has its own file.
+        A file in which the training is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint`
+        says; what comes before it is in a second file, score by score, if `random_state` is an integer. If either
+        exists, from an unfinished fit with the same settings, seed and score, `fit` resumes; on a CPU with the same
+        number of threads the result is the same as without interruption. Both are removed when the fit ends. In
+        an existing folder each fit has its own.
     warm_start : bool, default=False
         Whether `fit` continues from the family and the whitening of the last fit, regardless of the parameters that
         define them; the optimiser restarts, without the moment penalty of the pilot.

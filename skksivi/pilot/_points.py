@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from skksivi.coordinates._whitening import LAPLACE, Curved
 from skksivi.judge import THRESHOLDS, Grade, Verdict, WeightedDraws
 from skksivi.pilot._mixture import N_DRAWS, Components, fitted_mixture, gaussian_of
 from skksivi.score._score import ScoreFunction
+from skksivi.score._tally import BudgetError
 
 #: Features from which on points are judged by the errors of their means and by chains that agree, because no mixture
 #: has weights that count.
@@ -154,10 +156,13 @@ class PilotPoints(NamedTuple):
         r"""Return the standard deviations (d,) of the coordinates u of a map given the others.
 
         By Stein's identity the mean of their inverse squares is :math:`E s_i^2 = E[-\partial_i s_i]`. A few rows do.
-        They are capped at one, the marginal standard deviation of u, which points not yet at the target would exceed.
+        They are capped at one, the marginal standard deviation of u, which points not yet at the target would exceed;
+        where the budget is spent they are one.
         """
-        x = self.x[:: max(1, len(self.x) // N_DRAWS)]
-        return map.whiten_score(score_fn(x).detach()).square().mean(0).rsqrt().clamp_max(1.0)
+        x, sd = self.x[:: max(1, len(self.x) // N_DRAWS)], torch.ones_like(self.mean_se)
+        with suppress(BudgetError):
+            sd = map.whiten_score(score_fn(x).detach()).square().mean(0).rsqrt().clamp_max(1.0)
+        return sd
 
     def width_within(self) -> Tensor:
         """Return the interquartile ranges (d,) within the narrowest mode, in units of a normal's deviation.

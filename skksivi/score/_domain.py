@@ -36,7 +36,7 @@ def scattered_points(score: Score, near: Tensor | None) -> Tensor:
     signs = torch.tensor([[1.0], [-1.0]], dtype=torch.float64, device="cpu")
     orthants = signs * directions[:1].abs()  # some domains are one of them, some a half-space
     scattered = torch.cat([directions, orthants, -directions])
-    scales = (1.0, 0.1) if score.tally.is_frugal else (1.0, 0.1, 10.0, 0.01, 100.0)
+    scales = (1.0,) if score.tally.is_frugal else (1.0, 0.1, 10.0, 0.01, 100.0)
     x = torch.cat([scale * scattered for scale in scales]).to(score.device)
     if near is not None:
         x = torch.cat([near.to(x)[:N_TRIALS], x])

@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array, as_tensor
-from skksivi.score._score import is_target, refuse_class
+from skksivi._utils.checks import warn_caller
+from skksivi.score._score import BlackBox, Score, is_target, refuse_class
 
 try:
     import fcntl
@@ -110,8 +112,8 @@ class Remembered:
 class Memory:
     """Values by the bytes of their points, kind and types, and the file that holds them."""
 
-    def __init__(self, path: Path | None, owner: str) -> None:
-        self.path, self.owner, self.end = path, owner, 0
+    def __init__(self, path: Path | None, owner: str, parameter: str = "path") -> None:
+        self.path, self.owner, self.end, self.label = path, owner, 0, f"`{parameter}` {str(path)!r}"
         self.values: dict[bytes, tuple[np.ndarray, bool]] = {}
         if path is not None:
             with self._locked():
@@ -119,6 +121,16 @@ class Memory:
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) if self.path is None else {**vars(self), "values": {}, "end": 0}
+
+    def of(self, score: Score) -> Score:
+        """Return a score whose values in float64 are served from here."""
+        double = score.double
+        asked: Function = partial(self.served, "score", double.score_fn)
+        if isinstance(double.score_fn, BlackBox):
+            asked = BlackBox(partial(self.served, "score", double.score_fn.score_fn), double.score_fn.kind)
+        log_prob = None if double.log_prob is None else partial(self.served, "log_prob", double.log_prob)
+        double = replace(double, score_fn=asked, log_prob=log_prob)
+        return double if score.in_double is None else replace(score, in_double=double)
 
     def served(self, kind: str, f: Function, x: Any) -> Any:  # noqa: ANN401
         """Return f at points x (n, d), a tensor or an array, whose graph evaluates f again."""
@@ -145,13 +157,24 @@ class Memory:
 
     def _add(self, keys: list[bytes], Y: np.ndarray, is_tensor: bool) -> None:
         """Keep values Y (n, ...), of a tensor or an array, and append them to the file."""
+        try:
+            self._write(keys, Y, is_tensor)
+        except OSError as error:
+            warn_caller(
+                f"{self.label} cannot be written any more ({error.strerror}), so that a kill would cost what is "
+                "learned from here on; make room, or name a file elsewhere."
+            )
+            self.path = None
+        self.values |= {key: (y, is_tensor) for key, y in zip(keys, Y, strict=True)}
+
+    def _write(self, keys: list[bytes], Y: np.ndarray, is_tensor: bool) -> None:
+        """Append values to the file, if there is one."""
         if self.path is not None:
             header = json.dumps([str(Y.dtype), Y.shape, is_tensor, [len(key) for key in keys]]).encode()
             body = len(header).to_bytes(8, "little") + header + b"".join(keys) + Y.tobytes()
             with self._locked() as file:
                 file.write(len(body).to_bytes(8, "little") + zlib.crc32(body).to_bytes(4, "little") + body)
                 self.end = file.tell()
-        self.values |= {key: (y, is_tensor) for key, y in zip(keys, Y, strict=True)}
 
     @contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
@@ -175,11 +198,9 @@ class Memory:
         file.seek(0)
         found = file.read(len(head))
         if not found.startswith(MAGIC):
-            raise ValueError(f"`path` {str(self.path)!r} holds no remembered scores; name another file.")
+            raise ValueError(f"{self.label} holds no remembered scores; name another file.")
         if found != head:
-            raise ValueError(
-                f"`path` {str(self.path)!r} holds the scores of another target; name another file, one for each."
-            )
+            raise ValueError(f"{self.label} holds the scores of another target; name another file, one for each.")
         self.end = len(head)
 
     def _read(self, file: IO[bytes]) -> None:
@@ -193,7 +214,7 @@ class Memory:
                 break
             body = file.read(n)
             if zlib.crc32(body) != check:
-                raise ValueError(f"`path` {str(self.path)!r} is damaged at byte {self.end:,}; remove it.")
+                raise ValueError(f"{self.label} is damaged at byte {self.end:,}; remove it.")
             at = 8 + int.from_bytes(body[:8], "little")
             dtype, shape, is_tensor, sizes = json.loads(body[8:at])
             places = np.cumsum([at, *sizes])

@@ -177,7 +177,7 @@ def _directions(score: Score) -> Tensor:
     """Return directions (k, d) with entries of 0 and +-1, every coordinate in one of them."""
     d = score.n_features
     signs = torch.randint(2, (d,), generator=torch.Generator().manual_seed(0), device="cpu") * 2.0 - 1
-    k, column = min(d, 16), torch.arange(d, device="cpu")
+    k, column = min(d, 4 if score.tally.is_frugal else 16), torch.arange(d, device="cpu")
     V = torch.zeros(k, d, device="cpu").index_put((column % k, column), signs)
     return V.to(device=score.device, dtype=score.dtype)
 

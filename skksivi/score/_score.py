@@ -291,9 +291,8 @@ class Score:
 
     def by_score_alone(self) -> Score:
         """Return the same score without its density."""
-        return replace(
-            self, log_prob=None, in_double=None if self.in_double is None else self.double.by_score_alone()
-        )
+        double = None if self.in_double is None else self.double.by_score_alone()
+        return replace(self, log_prob=None, in_double=double)
 
     def sketch(self) -> Score:
         """Return a cheap score of the same form: the score given a few of many observations."""

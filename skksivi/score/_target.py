@@ -137,9 +137,7 @@ def resolve_score(
     def of_target(score: Score) -> Score:
         found = _of_target(score, in_types[score.dtype])
         found = replace(found, names=names if len(names) == d else (), advice=getattr(score_fn, "advice", ""))
-        constrain, rank, prior_draws = (
-            getattr(score_fn, name, None) for name in ("constrain", "rank", "prior_draws")
-        )
+        constrain, rank, prior_draws = (getattr(score_fn, at, None) for at in ("constrain", "rank", "prior_draws"))
         is_open = bool(getattr(getattr(score_fn, "target", score_fn), "up_to_constant", False))
         found = replace(found, up_to_constant=is_open, data=checksums_of_data(score_fn))
         return replace(found, constrain=constrain, rank=rank, prior_draws=prior_draws)

@@ -47,7 +47,7 @@ def judged(name, target, q):
 def run(name, method, seed):
     torch.set_num_threads(1)
     target = CASES[name]()
-    q = KSIVIApproximator(whiten=Pilot(skip=() if method == ALL else (method,)), train=False, random_state=seed)
+    q = KSIVIApproximator(whiten=Pilot(skip=() if method == ALL else (method,)), method="start", random_state=seed)
     try:
         with watched() as costs:
             q.fit(target)

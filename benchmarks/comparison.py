@@ -61,7 +61,7 @@ def baseline(name, **settings):
 
 METHODS = {
     OURS: Method(KSIVIApproximator, {}),
-    "skksivi, trained to the end": Method(KSIVIApproximator, {"train": True, "early_stopping": False}),
+    "skksivi, trained to the end": Method(KSIVIApproximator, {"method": "path", "early_stopping": False}),
     "KSIVI, t mixing": Method(KSIVIApproximator, HEAVY, "Student t"),
     "HKSIVI": Method(HKSIVIApproximator, {"max_iter": 1000}),
     **{name: baseline(name) for name in baselines.__all__},

@@ -67,9 +67,7 @@ def table(some: Iterable[Fit]) -> str:
         for low, high in ((1, 5), (6, 20), (21, 500)):
             of = [fit for fit in some if fit.study == study and low <= fit.d <= high]
             if of:
-                calls, seconds = (
-                    np.quantile([getattr(fit, key) for fit in of], [0.5, 0.9]) for key in Fit._fields[2:]
-                )
+                calls, seconds = (np.quantile([getattr(a, key) for a in of], [0.5, 0.9]) for key in Fit._fields[2:])
                 numbers = (*(f"{x:,.0f}" for x in calls), *(f"{x:.1f}" for x in seconds))
                 lines.append((study, f"{low} to {high}", str(len(of)), *numbers))
     return rst(heads, lines)

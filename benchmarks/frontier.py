@@ -79,7 +79,7 @@ NUTS_RUNGS = rungs(
 )
 METHODS = {
     OURS: Method(KSIVIApproximator, [{}], ("#0072B2", "o")),
-    "skksivi, always trained": Method(KSIVIApproximator, [{"train": True}], ("#88CCEE", "o")),
+    "skksivi, always trained": Method(KSIVIApproximator, [{"method": "path"}], ("#88CCEE", "o")),
     "NUTS, low rank (nutpie)": Method(NutpieNUTS, NUTS_RUNGS, ("#D55E00", "v")),
     "NUTS, from the mode (nutpie)": Method(
         NutpieNUTS, [rung | {"starts_at_mode": True} for rung in NUTS_RUNGS], ("#882255", "^")

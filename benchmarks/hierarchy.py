@@ -46,6 +46,7 @@ LAYER = (
 PAPER = {name: paper_settings("x-shaped")[name] for name in LAYER}
 #: Of the Student target: what the tails need is a heavy-tailed mixing distribution; the start is narrow.
 STUDENT = {"kernel": Riesz(), "bandwidth": "median", "whiten": "laplace", "batch_size": 500, "learning_rate": 1e-3}
+BY_PATH = STUDENT | {"method": "path", "mixing": "normal", "kernel": "gaussian"}
 STUDENT_METHODS = {
     "HKSIVI, Riesz, pilot": lambda: HKSIVIApproximator(kernel=Riesz()),
     "HKSIVI, t base": lambda: HKSIVIApproximator(mixing=mixing.StudentT(2.0), bridge="none", **STUDENT),
@@ -53,7 +54,7 @@ STUDENT_METHODS = {
     "KSIVI, Riesz, pilot": lambda: KSIVIApproximator(kernel=Riesz()),
     "KSIVI, Riesz, t mixing": lambda: KSIVIApproximator(mixing=mixing.StudentT(2.0), **STUDENT),
     "KSIVI, Riesz, normal": lambda: KSIVIApproximator(mixing="normal", **STUDENT),
-    "path gradient, normal": lambda: KSIVIApproximator(mixing="normal", **{**STUDENT, "kernel": "gaussian"}),
+    "path gradient, normal": lambda: KSIVIApproximator(**BY_PATH),
     OURS: lambda: KSIVIApproximator(),
     "SIVI": lambda: SIVI(whiten=None),
 }
@@ -94,7 +95,7 @@ def shares_of(X: np.ndarray, target: EightGaussians) -> tuple[np.ndarray, np.nda
 
 
 RING_METHODS = {
-    "one layer, path gradient": lambda: KSIVIApproximator(**PAPER),
+    "one layer, path gradient": lambda: KSIVIApproximator(method="path", **PAPER),
     "SIVI": lambda: SIVI(whiten=None),
     OURS: lambda: KSIVIApproximator(),
     "HKSIVI, from N(0, I)": lambda: HKSIVIApproximator(whiten=None, mixing="normal"),

@@ -154,7 +154,8 @@ def run(case, method, seed):
     else:
         target, R = POSTERIORS[kind].make(), reference(kind)
         whiten = start(what, R, np.random.RandomState(seed))
-        q = KSIVIApproximator(random_state=seed, whiten=whiten, mixing="normal", train=method == "trained starts")
+        by = "path" if method == "trained starts" else "start"
+        q = KSIVIApproximator(random_state=seed, whiten=whiten, mixing="normal", method=by)
     with watched() as costs:
         q.fit(target)
         score = compared_score(target, target.n_features, q.dtype, q.device)

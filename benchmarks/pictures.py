@@ -41,7 +41,8 @@ def tail(max_iter):
     """Draws of a Student t by a network of Gaussian noise and by the defaults: quantiles against exact ones."""
     target = StudentT()
     exact = target.sample(100_000, torch.Generator().manual_seed(0)).numpy()
-    light = KSIVIApproximator(mixing="normal", whiten="laplace", max_iter=max_iter, random_state=0).fit(target)
+    own = {"method": "path", "mixing": "normal", "whiten": "laplace"}
+    light = KSIVIApproximator(**own, max_iter=max_iter, random_state=0).fit(target)
     fits = {"normal mixing": (light, ORANGE), "defaults": (KSIVIApproximator(random_state=0).fit(target), BLUE)}
     at = np.concatenate([np.linspace(0.01, 0.99, 99), 1 - np.geomspace(0.01, 1e-4, 30)])
     figure, ax = plt.subplots(figsize=(5.4, 4), layout="constrained")

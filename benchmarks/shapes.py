@@ -47,11 +47,11 @@ ALL = {**SHAPES, **DIRECTIONS, **LARGE, **CATALOGUE}
 GROUPS = {"directions": DIRECTIONS, "large": LARGE, "catalogue": CATALOGUE}
 
 #: By method: the defaults, and trainings from what a pilot of low effort finds.
-LOW = {"whiten": Pilot(effort="low"), "train": True}
+LOW = {"whiten": Pilot(effort="low"), "method": "path"}
 SETTINGS = {
     "defaults": {},
     "path gradient": LOW,
-    "KSD": {**LOW, "gradient_estimator": "u-statistic"},
+    "KSD": LOW | {"method": "ksivi"},
 }
 
 

@@ -108,7 +108,8 @@ def loopback():
 
 
 def estimator(quick):
-    return KSIVIApproximator(whiten="laplace", mixing="normal", max_iter=10 if quick else 50, random_state=0)
+    own = {"method": "path", "whiten": "laplace", "mixing": "normal"}
+    return KSIVIApproximator(**own, max_iter=10 if quick else 50, random_state=0)
 
 
 def timed(act, n):

@@ -37,11 +37,11 @@ STARTS = ("shifted", "wide", "narrow", "100 points")
 OWN = "its own"
 
 METHODS = {
-    "path gradient": {},
-    **{f"path gradient, {n} draws": {"batch_size": n} for n in (16, 128)},
-    "KSD, U-statistic": {"gradient_estimator": "u-statistic"},
+    "path gradient": {"method": "path"},
+    **{f"path gradient, {n} draws": {"method": "path", "batch_size": n} for n in (16, 128)},
+    "KSD, U-statistic": {"method": "ksivi"},
     "KSD, vanilla": {"gradient_estimator": "vanilla"},
-    "coordinates alone": {"max_iter": 1},
+    "coordinates alone": {"method": "start"},
     "the paper's settings": paper_settings("waveform-u-statistic"),
 }
 
@@ -93,9 +93,8 @@ def show(rows):
     lines = []
     for case in cases:
         of = select(rows, case=case)
-        worst = [
-            max((r for r in of if r["method"] == m), key=lambda r: r["after"]["w2"], default=None) for m in methods
-        ]
+        of_method = [select(of, method=method) for method in methods]
+        worst = [max(some, key=lambda r: r["after"]["w2"], default=None) for some in of_method]
         cells = (f"{in_words(r['after'])}{' ' if is_accurate(r['after']) else '*'}" if r else "-" for r in worst)
         lines.append((case, of[0]["d"], in_words(of[0]["before"]), *cells))
     print_table(("", "d", "before", *methods), lines)

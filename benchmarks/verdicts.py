@@ -70,9 +70,8 @@ def show(document):
     for error in ERRORS:
         rows = select(document["rows"], method=error)
         if rows:
-            grades = [
-                sum(row["grade"] == grade.name for row in rows) for grade in (Grade.GOOD, Grade.ROUGH, Grade.WRONG)
-            ]
+            found = [row["grade"] for row in rows]
+            grades = [found.count(grade.name) for grade in (Grade.GOOD, Grade.ROUGH, Grade.WRONG)]
             held = sum(row["within"] is not None and row["error"] <= row["within"] for row in rows)
             least, most = (f(row["error"] for row in rows) for f in (min, max))
             calls = f"{np.median([row['calls'] for row in rows]):,.0f}"

@@ -43,7 +43,7 @@ target = BayesianLogisticRegression(X, y, prior_precision=0.01, fit_intercept=Tr
 # ``whiten=None`` starts at N(0, I) in the units of the coefficients, far from the posterior.
 
 SETTINGS = {
-    "untrained": {"whiten": None, "train": False},
+    "untrained": {"whiten": None, "method": "start"},
     "trained": {"whiten": None, "max_iter": MAX_ITER, "learning_rate": 1e-2},
     "default": {},
 }

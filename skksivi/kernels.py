@@ -196,9 +196,7 @@ class Kernel(BaseEstimator, ABC):
         squared = self.squared_distances(x, x)
         h2 = self.squared_bandwidth(squared, within=True)
         if isinstance(self.bandwidth, str) and h2 <= _smallest(h2):
-            raise ValueError(
-                "The median distance of the draws is zero, so that it cannot set a `bandwidth`; give a number."
-            )
+            raise ValueError("The median distance of the draws is zero, which sets no `bandwidth`; give a number.")
         return self.with_bandwidth(h2.sqrt().item())
 
     def with_bandwidth(self, bandwidth: float | str) -> Self:

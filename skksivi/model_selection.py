@@ -328,9 +328,8 @@ def within_noise(cv_results: dict[str, Any], metric: str = "score") -> int:
     >>> within_noise(found)  # as GridSearchCV(..., refit=within_noise) does
     1
     """
-    scores = [
-        column for key, column in cv_results.items() if re.fullmatch(rf"split\d+_test_{re.escape(metric)}", key)
-    ]
+    of_splits = rf"split\d+_test_{re.escape(metric)}"
+    scores = [column for key, column in cv_results.items() if re.fullmatch(of_splits, key)]
     if len(scores) < 2:
         raise ValueError(
             f"`within_noise` found {len(scores)} replicates of a metric {metric!r}, expected two or more: "

@@ -232,7 +232,7 @@ class Pilot(ParameterObject):
         log p, a Gaussian process given some 100 to 400 scores, is explored in the place of the target. It suits
         posteriors of up to about 20 features with one mode or a few near each other. In one to five dimensions narrow
         other modes are not looked for, so that the verdict is not good unless `init` or `skip` says that there is one
-        mode. "low": shorter chains, whether or not the start is then good, and no training by `train="auto"`.
+        mode. "low": shorter chains, whether or not the start is then good, and no training by `method="auto"`.
         "auto": where a call takes more than 0.05 seconds for one point, and nothing asks for a training, it is
         "frugal" from the search for modes on, as the logger "skksivi" and `stages_` say. "high": narrow modes are
         looked for at 32 times as many points.

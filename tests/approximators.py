@@ -23,7 +23,7 @@ from skksivi.targets import Target
 AT_MODE = {"whiten": "laplace", "random_state": 0}
 #: Settings with which each is a good fit of a Gaussian in two dimensions.
 APPROXIMATORS = [
-    KSIVIApproximator(max_iter=200, batch_size=50, whiten=Pilot(budget=20_000), train=True, random_state=0),
+    KSIVIApproximator(max_iter=200, batch_size=50, whiten=Pilot(budget=20_000), method="path", random_state=0),
     HKSIVIApproximator(max_iter=40, batch_size=50, whiten=Pilot(budget=20_000), n_layers=2, random_state=0),
     baselines.Laplace(random_state=0),
     baselines.SIVI(max_iter=60, learning_rate=0.01, **AT_MODE),

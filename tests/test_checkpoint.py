@@ -81,7 +81,7 @@ FITS = {
     "pilot": KSIVIApproximator(**SETTINGS, whiten=Pilot(budget=1000), annealing="linear"),
     "none": KSIVIApproximator(**SETTINGS, whiten=None),
     "compared": KSIVIApproximator(**SETTINGS, **COMPARED, mixing="normal", whiten="laplace"),
-    "path": KSIVIApproximator(**SETTINGS, whiten="laplace", gradient_estimator="path"),
+    "path": KSIVIApproximator(**SETTINGS, whiten="laplace", method="path"),
     "any seed": KSIVIApproximator(**SETTINGS | {"random_state": None}, whiten=None),
     "layers": HKSIVIApproximator(**SETTINGS, whiten=None, n_layers=2),
     "layers at a pilot": HKSIVIApproximator(**SETTINGS, whiten=Pilot(budget=1000), n_layers=2),

@@ -201,7 +201,7 @@ def test_modes_are_looked_for_as_far_away_as_by_a_fit():
 def test_wrong_weights_are_seen_and_corrected_as_the_remedy_says():
     weights = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
     target = EightGaussians(shift=5.0, weights=weights)
-    q = KSIVIApproximator(train=False, random_state=0).fit(EightGaussians(shift=5.0))
+    q = KSIVIApproximator(method="start", random_state=0).fit(EightGaussians(shift=5.0))
     check = diagnose(q, target, random_state=0)["modes"]
     assert check.verdict == "warn"
     assert "refine(est, target) corrects that" in check.remedy

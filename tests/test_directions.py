@@ -65,7 +65,7 @@ def test_a_fit_that_lacks_a_tail_is_told_with_its_direction(kind, d, k):
     mean[:k], sd[:k] = variable.mean() / 2, variable.std() / 2
     start = Q @ mean, np.linalg.cholesky(Q * sd**2 @ Q.T)
     target = independent(kind, k, Q)
-    q = KSIVIApproximator(whiten=start, train=False, random_state=0)
+    q = KSIVIApproximator(whiten=start, method="start", random_state=0)
     assert len(words_of(lambda: q.fit(target))) == 1
     found = first_difference(*in_whitened(q, target))
     assert np.abs(found.correlations.numpy() @ Q).argmax() < k

@@ -322,7 +322,7 @@ def test_it_takes_a_few_hundred_scores_and_changes_no_draw(monkeypatch):
     at_once = KSIVIApproximator(random_state=0).fit(torch.neg, n_features=2)
     assert at_once.certificate_.trusted
     assert "certificate" not in {stage.name for stage in at_once.stages_}
-    given = KSIVIApproximator(whiten=([0, 0], np.eye(2)), train=False, random_state=0)
+    given = KSIVIApproximator(whiten=([0, 0], np.eye(2)), method="start", random_state=0)
     q = clone(given).fit(torch.neg, n_features=2)
     (n_calls,) = (stage.n_calls for stage in q.stages_ if stage.name == "certificate")
     assert 200 < n_calls < 700
@@ -335,7 +335,7 @@ def test_it_takes_a_few_hundred_scores_and_changes_no_draw(monkeypatch):
 @every("shift, ratio, wrong", [(0.04, 0.98, False), (0.5, 0.9, True)])
 def test_bad_fits_are_told_by_their_certificate(shift, ratio, wrong):
     whiten = [shift] * 2, (ratio * np.eye(2)).tolist()
-    q = KSIVIApproximator(whiten=whiten, train=False, random_state=0)
+    q = KSIVIApproximator(whiten=whiten, method="start", random_state=0)
     said = words_of(lambda: q.fit(gaussian([0.0, 0.0], [1.0, 1.0])))
     assert q.certificate_.trusted
     assert any(re.search(r"The fit is wrong: .* from the posterior", m) for m in said) == wrong
@@ -399,7 +399,7 @@ def test_a_valley_to_the_reference_leaves_out_what_lies_beyond(monkeypatch):
     def score_fn(x):
         return torch.stack([2 / x[:, 0] - 4 * (x[:, 0] - 4 * x[:, 0].sign()), -x[:, 1]], 1)
 
-    q = KSIVIApproximator(train=False, init=[[4.1, 0.0], [-4.1, 0.0]], random_state=0)
+    q = KSIVIApproximator(method="start", init=[[4.1, 0.0], [-4.1, 0.0]], random_state=0)
     with pytest.warns(ConvergenceWarning, match="weight of the mode .* is unknown"):
         q.fit(score_fn, n_features=2)
     for m in q.whitening_.modes.copy():

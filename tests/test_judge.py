@@ -228,7 +228,7 @@ def test_a_shoulder_is_found_and_fitted():
         parts = -z.square() / 2 + math.log(0.985), -((z + 4) / 1.5).square() / 2 + math.log(0.015 / 1.5)
         return torch.stack(parts).logsumexp(0) - x[:, :4].square().sum(1) / 2
 
-    q = KSIVIApproximator(train=False, random_state=2).fit(from_log_prob(log_prob, 5))
+    q = KSIVIApproximator(method="start", random_state=2).fit(from_log_prob(log_prob, 5))
     assert q.verdict_.good
     low, high = np.quantile(q.sample(50_000)[:, 4], [0.001, 0.999])
     assert high - low == pytest.approx(10.12, rel=0.2)
@@ -254,6 +254,6 @@ def test_lines_are_not_refined_where_the_score_ends(raises):
 
 def test_a_halo_is_found_and_fitted():
     d, sds, share = 5, (0.02, 1.0), 0.3
-    q = KSIVIApproximator(train=False, random_state=0).fit(mixture((1 - share, share), sds, d))
+    q = KSIVIApproximator(method="start", random_state=0).fit(mixture((1 - share, share), sds, d))
     outside = np.square(q.sample(20_000)).sum(1) > (6 * sds[0]) ** 2 * d
     assert abs(outside.mean() - share) < (0.05 if q.verdict_.good else 0.15)

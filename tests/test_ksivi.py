@@ -175,7 +175,7 @@ def test_init_restricts_the_fit_to_the_modes_named(uncertified):
 
 
 def test_a_warm_start_goes_on_where_the_mean_was_corrected(monkeypatch, uncertified):
-    q = clone(QUICK).set_params(gradient_estimator="path", whiten=(np.zeros(2), np.eye(2)), warm_start=True)
+    q = clone(QUICK).set_params(method="path", whiten=(np.zeros(2), np.eye(2)), warm_start=True)
     whitening = q.set_params(max_iter=1).fit(lambda x: 10 - x, n_features=2).whitening_
     assert (whitening.m != 0).all()
     monkeypatch.setattr(Comparison, "accepts", lambda *_: pytest.fail("the target is taken for another"))
@@ -185,15 +185,15 @@ def test_a_warm_start_goes_on_where_the_mean_was_corrected(monkeypatch, uncertif
 @pytest.mark.slow
 def test_means_are_corrected_only_where_draws_are_many(uncertified):
     """Of 300 features 2,000 draws tell little: control variates would move a mean that is right."""
-    q = fit(lambda x: 10 - x, 300, gradient_estimator="path", whiten=(np.zeros(300), np.eye(300)), max_iter=1)
+    q = fit(lambda x: 10 - x, 300, method="path", whiten=(np.zeros(300), np.eye(300)), max_iter=1)
     assert (q.whitening_.m == 0).all()
 
 
 def test_a_refused_warm_start_leaves_the_fit_as_it_was(uncertified):
     q = fit(dtype="float64", whiten=None)
     X = q.sample(20, random_state=0)
-    q.set_params(dtype="float32", warm_start=True, gradient_estimator="path", kernel="riesz")
-    refused(ValueError, "`gradient_estimator`", lambda: q.fit(torch.neg, n_features=2))
+    q.set_params(dtype="float32", warm_start=True, method="path", kernel="riesz")
+    refused(ValueError, "`method` is 'path'", lambda: q.fit(torch.neg, n_features=2))
     q.set_params(dtype="float64")
     np.testing.assert_array_equal(q.sample(20, random_state=0), X)
     assert next(q.family_.parameters()).dtype == torch.float64

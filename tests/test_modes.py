@@ -103,7 +103,7 @@ def two_cauchys_log_prob(x):
 
 def test_draws_in_no_mode_that_could_be_weighed_are_told():
     target = EightGaussians(weights=[1.0] + 7 * [1e-6])  # of which only one is a mode worth its name
-    q = KSIVIApproximator(whiten=(np.zeros(2), 6 * np.eye(2)), train=False, random_state=0).fit(target)
+    q = KSIVIApproximator(whiten=(np.zeros(2), 6 * np.eye(2)), method="start", random_state=0).fit(target)
     found = modes(q, target, random_state=0)
     assert not found.trusted
     assert "far from every mode" in found.reason

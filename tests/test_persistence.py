@@ -58,7 +58,7 @@ def hksivi(**parameters):
 #: Approximators of every kind of sampler, family, coordinates and parameter, and each one with its own parameters.
 ESTIMATORS = {
     "pilot": ksivi(whiten=Pilot(budget=1000), annealing=Linear(start=0.5), terms=(Entropic(0.1),)),
-    "tails": ksivi(whiten=Pilot(budget=1000), train=False),
+    "tails": ksivi(whiten=Pilot(budget=1000), method="start"),
     "laplace": ksivi(whiten="laplace", scale="network", learning_rate=5e-3),
     "no skip": ksivi(whiten="bam", dtype="float64", hidden_layer_sizes=Network([6], linear_skip=False)),
     "given": ksivi(whiten=(MEAN.numpy(), np.asfortranarray(FACTOR)), latent_dim=3, early_stopping=1e-3),

@@ -195,7 +195,7 @@ def test_parameters_of_the_default_approximator_are_set_as_those_of_a_given_one(
 
 
 def test_a_model_and_parameters_of_its_default_approximator_are_searched_together(uncertified):
-    own = {"max_iter": [2], "train": [True], "whiten": ["laplace"]}
+    own = {"max_iter": [2], "method": ["ksivi"], "whiten": ["laplace"]}
     grid = {"model": ["linear", "process"], **{f"approximator__{name}": values for name, values in own.items()}}
     search = GridSearchCV(KSIVIRegressor(random_state=0), grid, cv=2, error_score="raise").fit(X[:20, :2], Y[:20])
     assert search.best_estimator_.approximator_.n_iter_ == 2

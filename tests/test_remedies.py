@@ -37,7 +37,7 @@ def error_and_words(q, target):
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_said_helps(name):
     target, settings, message, remedy = CASES[name]
-    q = KSIVIApproximator(train=True, random_state=0, **settings)
+    q = KSIVIApproximator(method="path", random_state=0, **settings)
     before, said = error_and_words(q, target)
     assert any(re.search(message, text) for text in said), said
     after, then = error_and_words(clone(q).set_params(**remedy), target)

@@ -163,7 +163,7 @@ def test_a_fit_that_takes_long_names_minibatches(target, caplog):
 @pytest.mark.parametrize("verbose", [-1, 0])
 def test_a_slow_score_gets_its_line_once(verbose, configured, capfd, monkeypatch):
     as_in_a_script(monkeypatch, [logging.StreamHandler()] * configured)
-    KSIVIApproximator(verbose=verbose, whiten="laplace", train=False, random_state=0).fit(rows_target())
+    KSIVIApproximator(verbose=verbose, whiten="laplace", method="start", random_state=0).fit(rows_target())
     assert capfd.readouterr().err.count("s so far") == (verbose == 0 and not configured)
 
 

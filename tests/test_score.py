@@ -221,7 +221,7 @@ def test_a_score_of_single_precision_gets_steps_of_single_precision():
 @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu")], ids=range(2))
 def test_the_mode_around_a_fit_does_not_matter(mode):
     """Of a fit by a pilot that trains."""
-    q = KSIVIApproximator(max_iter=5, batch_size=16, whiten=Pilot(budget=1000), train=True, random_state=0)
+    q = KSIVIApproximator(max_iter=5, batch_size=16, whiten=Pilot(budget=1000), method="path", random_state=0)
     expected = q.fit(quartic, n_features=2).sample(5)
     with mode():
         np.testing.assert_array_equal(q.fit(quartic, n_features=2).sample(5), expected)

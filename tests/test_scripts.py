@@ -46,9 +46,6 @@ COMMANDS |= {
     "benchmarks/comparison.py": "--quick --seeds 1 --methods 'skksivi, defaults' KPG-IS --output rows.json",
     "benchmarks/predictors.py": "--quick",
     "benchmarks/regression.py": "--quick",
-    "benchmarks/search.py": "--quick --targets bioassay --starts Laplace",
-    "benchmarks/search.py --criteria": "--quick --out criteria.json",
-    "benchmarks/waveform.py": "--max-iter 100 --seeds 1 --methods 'paper, vanilla' defaults",
     "benchmarks/reference.py": "waveform draws.npz --steps 40",
     "benchmarks/reference.py targets": "banana --out references --json references.json",
     "benchmarks/training.py": "--quick --seeds 1 --names banana --jobs 1 --out train.json --methods 'path gradient'",
@@ -60,7 +57,7 @@ COMMANDS |= {
     "benchmarks/verdicts.py": "--cases quartic --seeds 1 --jobs 1",
 }
 COMMANDS |= {f"benchmarks/{name}.py": "" for name in ("ages", "costs", "posteriors")}
-ALIKE = "amortized frontier hierarchy toys ksd_test growth shapes suites diagnose"
+ALIKE = "amortized frontier hierarchy toys criteria growth shapes suites diagnose"
 COMMANDS |= {f"benchmarks/{name}.py": f"--quick --out {name}.json" for name in ALIKE.split()}
 COMMANDS |= {
     f"benchmarks/paper.py {name}": f"--quick --out {name}.json"
@@ -236,19 +233,17 @@ def test_the_readme_is_short_and_names_what_ci_runs_and_no_command_with_a_placeh
 
 
 #: The commands that write the tables of the manual, or print them, and which tables these are.
-BY_NAME = "comparison costs intervals defaults diagnose growth regression search speed toys training waveform"
+BY_NAME = "comparison costs intervals defaults diagnose growth regression speed toys training criteria"
 OF_SUITES = "suites_bounds suites_calls suites_distances suites_moments suites_seconds"
 TABLES = {f"{name}.py --show {name}.json": [name] for name in BY_NAME.split()} | {
     "amortized.py --show amortized.json": ["amortized", "amortized_calibration", "amortized_single"],
     "frontier.py --show frontier.json": ["frontier_made_by", "frontier_methods", "frontier_posteriors"],
     "hierarchy.py --show hierarchy.json": ["hard"],
-    "ksd_test.py --show ksd_test.json": ["test_power", "test_size"],
     "shapes.py --show shapes.json": ["catalogue", "directions", "shapes"],
     "shards.py --show shards.json": ["ranks", "scaling_model", "stream"],
     "suites.py --show suites.json": OF_SUITES.split(),
     "hierarchy.py schools --show schools.json": ["schools"],
     "reference.py targets --check --show references.json": ["references"],
-    "search.py --criteria --show criteria.json": ["criteria"],
     "paper.py cells": ["paper_cells", "paper_widths"],
 }
 PAPER = {

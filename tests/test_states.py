@@ -25,8 +25,8 @@ SCORE = as_score(lambda x: -x, d=D)
 
 def layer(shift=0.0, d=D):
     """Return the sampler of N(shift, I)."""
-    given = {"whiten": (np.full(d, shift), np.eye(d)), "train": False, "random_state": 0, "dtype": "float64"}
-    with pytest.warns(UserWarning, match="train"):
+    given = {"whiten": (np.full(d, shift), np.eye(d)), "method": "start", "random_state": 0, "dtype": "float64"}
+    with pytest.warns(UserWarning, match="method"):
         q = KSIVIApproximator(gradient_estimator="u-statistic", **given).fit(lambda x: shift - x, n_features=d)
     return q.sampler_
 

@@ -357,7 +357,7 @@ def test_new_draws_take_the_place_of_the_oldest_and_those_that_are_not_finite_st
 def test_kernels_that_give_no_means_are_left_to_the_discrepancy(kernel):
     assert not _estimators.averages(kernel)
     small = {"whiten": None, "max_iter": 5, "batch_size": 16, "random_state": 0, "kernel": kernel}
-    with pytest.raises(ValueError, match=r"`gradient_estimator` is 'path'.*positive kernel"):
-        KSIVIApproximator(gradient_estimator="path", **small).fit(Banana())
+    with pytest.raises(ValueError, match=r"`method` is 'path'.*positive kernel"):
+        KSIVIApproximator(method="path", **small).fit(Banana())
     fits = (KSIVIApproximator(gradient_estimator=name, **small).fit(Banana()) for name in ("auto", "u-statistic"))
     torch.testing.assert_close(*(q.loss_curve_ for q in fits), rtol=0, atol=0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from approximators import gaussian_score, short_fits
 from joblib import parallel_config
-from members import every
+from members import every, refused
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
@@ -48,45 +48,48 @@ def test_a_fit_whose_training_parameters_are_left_alone_is_its_good_start():
     q = fit()
     assert (q.n_iter_, q.best_iter_, len(q.loss_curve_)) == (0, 0, 0)
     assert q.fitted_by_ == "importance sampling"
-    np.testing.assert_array_equal(q.sample(5), fit(train=False, early_stopping=0.1).sample(5))
+    np.testing.assert_array_equal(q.sample(5), fit(method="start", early_stopping=0.1).sample(5))
 
 
 def test_the_layers_of_a_hierarchy_are_trained_because_they_move_the_points_of_the_pilot(quiet):
-    assert (fit(HKSIVIApproximator).n_iter_, fit(HKSIVIApproximator, train=False).n_iter_) == (3, 0)
+    assert (fit(HKSIVIApproximator).n_iter_, fit(HKSIVIApproximator, method="start").n_iter_) == (3, 0)
 
 
 def test_setting_a_training_parameter_trains(quiet, uncertified):
     """A hierarchy is trained in any case."""
-    assert KSIVIApproximator()._resolved().train == "auto"
+    assert KSIVIApproximator()._resolved().method == "auto"
     for name in KSIVIApproximator._training:
-        assert KSIVIApproximator(**{name: SET[name]})._resolved().train is True
-    assert fit(bandwidth="median").n_iter_ == 3
+        assert KSIVIApproximator(**{name: SET[name]})._resolved().method == "ksivi"
+    assert fit(bandwidth="median").fitted_by_ == "kernel Stein discrepancy"
 
 
 @pytest.mark.parametrize("cls", BOTH)
-def test_train_trains_and_no_parameter_does_where_it_is_false(cls, quiet, uncertified):
-    assert fit(cls, train=True).n_iter_ == 3
-    with pytest.warns(UserWarning, match=r"`train` is False, so `batch_size`, `learning_rate` will be ignored"):
-        assert fit(cls, train=False, batch_size=8, learning_rate=0.1).n_iter_ == 0
+def test_a_method_says_how_a_fit_is_made(cls, quiet, uncertified):
+    by = {method: fit(cls, method=method).fitted_by_ for method in ("ksivi", "path", "start")}
+    assert (by["ksivi"], by["path"]) == ("kernel Stein discrepancy", "path gradient")
+    with pytest.warns(UserWarning, match=r"`method` is 'start', so `batch_size`, `learning_rate` will be ignored"):
+        assert fit(cls, method="start", batch_size=8, learning_rate=0.1).fitted_by_ == by["start"]
+    both = {"method": "path", "gradient_estimator": "vanilla"}
+    refused(ValueError, "'vanilla'.* but `method` is 'path'", lambda: fit(cls, **both))
 
 
 def test_what_shapes_the_start_is_not_ignored():
-    q = fit(train=False, mixing="normal", latent_dim=1, initial_scale=0.5, scale=Scale(floor=0.1))
+    q = fit(method="start", mixing="normal", latent_dim=1, initial_scale=0.5, scale=Scale(floor=0.1))
     assert q.family_.mixing.latent_dim == 1
     assert q.certificate_ is not None
 
 
 @pytest.mark.parametrize("cls", BOTH)
 def test_no_call_is_spent_on_a_verdict_that_nobody_asks_for(cls, quiet):
-    trained, at_start = fit(cls, certify=False, train=True), fit(cls, certify=False, train=False)
+    trained, at_start = (fit(cls, certify=False, method=by) for by in ("ksivi", "start"))
     assert trained.verdict_ is None
     assert "certificate" not in {stage.name for q in (trained, at_start) for stage in q.stages_}
     assert cls is HKSIVIApproximator or at_start.verdict_.good  # by the draws of the start
 
 
 def test_a_training_with_low_effort_is_told(quiet, uncertified):
-    with pytest.warns(UserWarning, match=r"since `train` is True, although the `effort` of Pilot is 'low'"):
-        assert fit(train=True, whiten=Pilot(effort="low")).n_iter_ == 3
+    with pytest.warns(UserWarning, match=r"since `method` is 'ksivi', although the `effort` of Pilot is 'low'"):
+        assert fit(method="ksivi", whiten=Pilot(effort="low")).n_iter_ == 3
     with pytest.warns(UserWarning, match=r"since `kernel` is set, although"):
         fit(kernel="imq", whiten=Pilot(effort="low"))
 
@@ -96,10 +99,10 @@ def test_a_training_with_low_effort_is_told(quiet, uncertified):
     [
         ({}, "importance sampling"),
         ({"gradient_estimator": "vanilla"}, "kernel Stein discrepancy"),
-        ({"whiten": "laplace", "train": False}, "Laplace approximation"),
-        ({"whiten": (np.zeros(2), np.eye(2)), "train": False}, "given coordinates"),
+        ({"whiten": "laplace", "method": "start"}, "Laplace approximation"),
+        ({"whiten": (np.zeros(2), np.eye(2)), "method": "start"}, "given coordinates"),
         ({"whiten": None}, "path gradient"),
-        ({"whiten": Pilot("diagonal", budget=20_000), "train": False}, "underdamped Langevin chains"),
+        ({"whiten": Pilot("diagonal", budget=20_000), "method": "start"}, "underdamped Langevin chains"),
     ],
 )
 def test_a_fit_says_how_it_was_made(parameters, made, quiet):
@@ -109,7 +112,7 @@ def test_a_fit_says_how_it_was_made(parameters, made, quiet):
     assert "fitted by" not in repr(clone(q))
     assert repr(copy.deepcopy(q)) == repr(q)
     assert q.whitening_.converged == isinstance(parameters.get("whiten", Pilot()), Pilot)  # others nobody has checked
-    if "train" in parameters:
+    if "method" in parameters:
         report = diagnose(q, gaussian_score, n_samples=100, random_state=0)
         assert f"by {made}, from" in re.sub(r"\s+", " ", str(report))
 
@@ -124,13 +127,13 @@ def test_a_training_that_nobody_asked_for_returns_its_start_where_it_fails(monke
         q = KSIVIApproximator(random_state=0).fit(gaussian_score, n_features=2)
     assert q.fitted_by_ == "importance sampling"
     with pytest.raises(FloatingPointError, match="the loss is not finite"):
-        KSIVIApproximator(train=True, random_state=0).fit(gaussian_score, n_features=2)
+        KSIVIApproximator(method="path", random_state=0).fit(gaussian_score, n_features=2)
 
 
 #: A training that leads away from any good start.
 SPOILT = {
-    KSIVIApproximator: {"train": True, "learning_rate": 0.5, "batch_size": 8, "max_iter": 200},
-    HKSIVIApproximator: {"train": True, "learning_rate": 0.2, "batch_size": 8, "max_iter": 100},
+    KSIVIApproximator: {"method": "path", "learning_rate": 0.5, "batch_size": 8, "max_iter": 200},
+    HKSIVIApproximator: {"method": "path", "learning_rate": 0.2, "batch_size": 8, "max_iter": 100},
 }
 EXACT = np.array([1.0, -2.0]), np.linalg.cholesky([[2.0, 0.6], [0.6, 0.5]])
 
@@ -177,7 +180,7 @@ def test_the_grades_of_settings_that_train_differ(quiet):
 def test_a_search_over_what_does_nothing_is_told(scoring):
     options = {"cv": Replicates(1), "scoring": scoring, "refit": False}
     search = GridSearchCV(KSIVIApproximator(random_state=0), {"max_iter": [10, 20]}, **options)
-    with pytest.warns(UserWarning, match=r"is its start, by .* set train=True.* `max_iter` did not change"):
+    with pytest.warns(UserWarning, match=r"is its start, by .* set method='ksivi'.* `max_iter` did not change"):
         search.fit(TARGET)
 
 
@@ -214,6 +217,6 @@ def test_each_listing_of_the_manual_searches(quiet):
 
 def test_training_parameters_that_are_left_alone_have_the_values_of_the_docstring(quiet):
     written = {"hidden_layer_sizes": (100, 100), "batch_size": 32, "learning_rate": 5e-3, "initial_scale": 0.25}
-    written |= {"gradient_estimator": "path", "kernel": "gaussian", "optimizer": Adam(warm_up=200)}
-    a, b = (fit(train=True, early_stopping=False, whiten="laplace", **more) for more in ({}, written))
+    written |= {"kernel": "gaussian", "optimizer": Adam(warm_up=200)}
+    a, b = (fit(method="path", early_stopping=False, whiten="laplace", **more) for more in ({}, written))
     np.testing.assert_array_equal(a.sample(5), b.sample(5))

@@ -502,7 +502,7 @@ class AmortizedKSIVI(Nested):
             # of two fits without a certificate the one that has seen the posterior
             est = explored if _divergence(explored) <= _divergence(est) else est
         if not _is_within(est, THRESHOLDS.divergence):
-            est = est.set_params(train=True, warm_start=True, max_iter=max_iter, whiten="auto")
+            est = est.set_params(method="path", warm_start=True, max_iter=max_iter, whiten="auto")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # the certificate says it
                 est.fit(target)
@@ -555,7 +555,7 @@ class AmortizedKSIVI(Nested):
     def _explored(self, est: KSIVIApproximator, target: Target) -> KSIVIApproximator:
         """Return a fit by importance weights or short chains, from draws of another."""
         starts = est.sample(8, random_state=self._seed)
-        explored = clone(est).set_params(train=False, whiten=Pilot(effort="low"), init=starts)
+        explored = clone(est).set_params(method="start", whiten=Pilot(effort="low"), init=starts)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the certificate says it
             return explored.fit(target)

@@ -174,9 +174,8 @@ def fitted_marginals(score_fn: Score, mode: Affine, generator: torch.Generator) 
     block = not_normal(J)
     radial = _of_radius(score_u, block, generator) if block.shape[1] > 1 else None
     if radial is not None:
-        return Marginals(
-            mode, completed(block), block.shape[1], _functions([radial], stats.chi(block.shape[1]), block)
-        )
+        k, axes = block.shape[1], completed(block)
+        return Marginals(mode, axes, k, _functions([radial], stats.chi(k), block))
     axes = independent_directions(score_u, J, generator)
     known = [(j, p) for j, v in enumerate(axes.mT) if (p := _profile_along(score_u, v, generator)) is not None]
     found = {j: curve for j, p in known if (curve := p.quantiles()) is not None}

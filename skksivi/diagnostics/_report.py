@@ -427,9 +427,7 @@ def diagnose(
         check_finite(x, score)
         if fixed := (x == x[0]).all(0).nonzero().flatten().tolist():
             also = f" and {len(fixed) - 1} other coordinates" if len(fixed) > 1 else ""
-            raise ValueError(
-                f"All draws of `est` are the same in {score.label(fixed[0])}{also}: a fit must vary in each."
-            )
+            raise ValueError(f"All draws of `est` are the same in {score.label(fixed[0])}{also}: each must vary.")
         name, parameters, report = type(est).__name__, est.get_params(), dict(vars(est))
         view = View(name, parameters, est.sampler_, report, score, x, score(x), generator, seed)
         if view.finite.sum() < 2:

@@ -51,12 +51,13 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
 
     Parameters
     ----------
-    train : {"auto"} or bool, default="auto"
-        Whether the layers are trained. "auto": a fit whose training parameters are all left alone is trained only if
-        its start is not good enough; setting any of them, to whatever value, trains it. Only weighted draws tell
-        that a start is good, because untrained layers move the points of the pilot; before a training it is mostly
-        too expensive, so that hierarchies are trained. The trained state is returned or, with a warning, the start,
-        if that alone is good or its worst error is smaller beyond the noise.
+    method : {"auto", "ksivi", "path", "start"}, default="auto"
+        How the fit is made. "ksivi": the layers are trained by the discrepancies. "path": by the kernelised path
+        gradient of :math:`\mathrm{KL}(q_t \| p_t)`, by a positive kernel of Euclidean distances, without a product
+        with the Jacobian. The trained state is returned or, with a warning, the start, if that alone is
+        good or its worst error is smaller beyond the noise. "start": without a training. "auto" is "ksivi", or
+        "start" where no training parameter is set and weighted draws tell that the start is good: untrained layers
+        move the points of the pilot, and weights are mostly too expensive before a training.
     n_layers : int or "auto", default="auto"
         The T of the formula; "auto" is 5.
     bridge : {"auto", "linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="auto"
@@ -73,13 +74,11 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         The kernel k, by name or as an object of `skksivi.kernels`; its median width is set layer by layer.
     bandwidth : float, "median", "auto" or None, default="auto"
         Width of the kernel in whitened units: a number, or the median heuristic on the draws of each layer. None and
-        "auto" leave it to `kernel`, whose own rule is by default the median heuristic, or for the path gradient to
+        "auto" leave it to `kernel`, whose own rule is by default the median heuristic, or along the path to
         the variances of the draws, see `KSIVIApproximator`.
-    gradient_estimator : {"auto", "u-statistic", "vanilla", "path"}, default="auto"
+    gradient_estimator : {"auto", "u-statistic", "vanilla"}, default="auto"
         "u-statistic", which is "auto": all pairs within one batch of each layer (Algorithm 2). "vanilla": pairs
-        between two batches (Algorithm 1), with twice as many draws and scores. "path", which is not the paper's: the
-        kernelised path gradient of :math:`\mathrm{KL}(q_t \| p_t)`, which needs a positive kernel of Euclidean
-        distances and no product with the Jacobian of the score.
+        between two batches (Algorithm 1), with twice as many draws and scores.
     hidden_layer_sizes : sequence of int or "auto", default="auto"
         Widths of the hidden layers of each network, without input and output; "auto" is (50, 50).
     initial_scale : float or "auto", default="auto"

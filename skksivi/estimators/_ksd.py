@@ -60,6 +60,9 @@ from skksivi.training._loop import Objective, Scheduled
 #: What makes the seed of another verdict.
 AFRESH = 2**30
 
+#: How a fit is made; those that train, and what their draws are made by.
+METHODS, TRAINED = {"auto", "ksivi", "path", "start"}, {"ksivi", "path"}
+
 #: Training parameters that also shape the start.
 OF_START = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge"}
 
@@ -69,7 +72,7 @@ class SteinTrained(Trained, Generic[F]):
     """Base of KSIVI and HKSIVI, which minimise the kernel Stein discrepancy."""
 
     _parameter_constraints: ClassVar[Constraints] = {
-        "train": [StrOptions({"auto"}), "boolean"],
+        "method": [StrOptions(METHODS)],
         "kernel": [str, Kernel],
         "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto", "median"}), None],
         "hidden_layer_sizes": [StrOptions({"auto"}), "array-like"],
@@ -77,7 +80,7 @@ class SteinTrained(Trained, Generic[F]):
         "batch_size": [StrOptions({"auto"}), Interval(Integral, 2, None, closed="left")],
         "learning_rate": [StrOptions({"auto"}), Interval(Real, 0, None, closed="neither")],
         "optimizer": [StrOptions({"auto", "adam"}), Adam],
-        "gradient_estimator": [StrOptions({*GRADIENT_ESTIMATORS, "auto", "path"})],
+        "gradient_estimator": [StrOptions({*GRADIENT_ESTIMATORS, "auto"})],
         "early_stopping": [StrOptions({"auto"}), "boolean", Interval(Real, 0, None, closed="left"), None],
         "certify": ["boolean"],
         "checkpoint": [str, os.PathLike, Checkpoint, None],
@@ -90,8 +93,14 @@ class SteinTrained(Trained, Generic[F]):
     #: The training parameters: their values where they are left alone.
     _training: ClassVar[dict[str, object]]
 
-    train: str | bool = "auto"  # those whose types are ignored have the base's once they are resolved
-    kernel: str | Kernel = "auto"
+    #: Those that have one value along the path and for a start, and another one for the discrepancy.
+    _by_method: ClassVar[dict[str, tuple[object, object]]] = {}
+
+    #: What `method` "auto" trains by, if it does.
+    _trains_by: ClassVar[str] = "ksivi"
+
+    method: str = "auto"
+    kernel: str | Kernel = "auto"  # those whose types are ignored have the base's once they are resolved
     bandwidth: float | str | None = "auto"
     gradient_estimator: str = "auto"
     hidden_layer_sizes: str | Sequence[int] = "auto"  # type: ignore[assignment]
@@ -123,20 +132,21 @@ class SteinTrained(Trained, Generic[F]):
     def _resolved(self) -> Self:
         """Return this estimator with values for the training parameters that are left alone.
 
-        Its `train` is True if one of them is set: a fit whose training parameters are all left alone is trained only
-        if its start is not good enough.
+        Its `method` is "ksivi" if one of them is set: a fit whose training parameters are all left alone is trained
+        only if its start is not good enough.
         """
         is_set, est = set_parameters(self, self._training), copy.copy(self)
         left = {name: value for name, value in self._training.items() if name not in is_set}
         est.__dict__.update(left, _is_set=is_set)
-        if est.gradient_estimator == "auto":
-            est.gradient_estimator = "path" if averages(resolve_kernel(est.kernel)) else "u-statistic"
-        if est.batch_size == "auto":
-            # `benchmarks/training.py`: local averages are over twenty iterations, a discrepancy over one
-            est.batch_size = 32 if est.gradient_estimator == "path" else 128
-        if est.train == "auto" and is_set:
-            est.train = True
+        if est.method == "auto" and is_set:
+            est.method = "ksivi"
+        of_method = {name: both[est.method == "ksivi"] for name, both in self._by_method.items()}
+        est.__dict__.update({name: value for name, value in of_method.items() if name not in is_set})
         return est
+
+    def _is_by_path(self) -> bool:
+        """Tell whether a training follows the path gradient, and not the discrepancy."""
+        return (self._trains_by if self.method == "auto" else self.method) == "path"
 
     def _expanded(self, name: str, value: object) -> BaseEstimator | None:
         is_open = isinstance(value, str) and value == "auto"
@@ -187,9 +197,9 @@ class SteinTrained(Trained, Generic[F]):
 
     def _compares(self, start: Start[F], run: Run) -> bool:
         """Tell whether a start is compared with what the training makes of it, or returned."""
-        if self.train is False or run.tally.is_spent:
+        if self.method == "start" or run.tally.is_spent:
             return True
-        keeps_end = self.train is True and keeps_last(self.early_stopping)
+        keeps_end = self.method in TRAINED and keeps_last(self.early_stopping)
         is_cheap = self._is_at_pilot(start) or run.tally.limit is None
         return is_cheap and not (keeps_end or start.past.same_target)
 
@@ -197,9 +207,9 @@ class SteinTrained(Trained, Generic[F]):
         """Tell whether to train, given the fit that draws from the start: by default unless that is good enough, or
         there is no pilot.
         """
-        if self.train is False or run.tally.is_spent:
+        if self.method == "start" or run.tally.is_spent:
             return False
-        if self.train is True or not self._is_at_pilot(start):
+        if self.method in TRAINED or not self._is_at_pilot(start):
             return True
         is_layer, chains = isinstance(found.sampler, Layer), chains_of(self.whiten)
         verdict = cast("Verdict | None", found.report["verdict_"]) or start.whitening.verdict
@@ -216,7 +226,7 @@ class SteinTrained(Trained, Generic[F]):
         comparison, sampler_of = Comparison.of(target, start), self._sampler_of(target, start)
         family = copy.deepcopy(start.family)
         watches = self._watches(target, comparison, start, sampler_of(family), family)
-        by_path = self.gradient_estimator == "path"
+        by_path = self._is_by_path()
         if by_path and start.memory is None:
             start = start._replace(memory=Memory.empty(next(family.parameters()).detach()))
         score_u = score_for_training(target, start.whitening, run.generator)
@@ -228,7 +238,7 @@ class SteinTrained(Trained, Generic[F]):
         with run.tally.reserving(N_RESERVED):
             done = self._minimise(objective, family, run, before=watches, after=hooks, resume=saved.state)
             made_by = "path gradient" if by_path else "kernel Stein discrepancy"
-            by_itself = self.train == "auto" and self._is_at_pilot(start)
+            by_itself = self.method == "auto" and self._is_at_pilot(start)
             if isinstance(done.ended_by, FloatingPointError) and by_itself:
                 return before._replace(remark=f"A training of it failed: {done.ended_by}.")
             found = trained_fit(done, watches, sampler_of, family, start, made_by)
@@ -274,6 +284,7 @@ class SteinTrained(Trained, Generic[F]):
             "hidden_layer_sizes": tuple(self._network().hidden_layer_sizes),
             "scale": checked_object(Scale, self.scale),
             "optimizer": self._steps,
+            "gradient_estimator": None if self._is_by_path() else self.gradient_estimator,
         }
         if isinstance(self.mixing, str):
             found["mixing"] = "pilot" if isinstance(mixing, Bootstrap | GaussianMixtureDraws) else "normal"
@@ -304,11 +315,16 @@ class SteinTrained(Trained, Generic[F]):
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
         kernel = self._kernel_in_u(n_features)
-        _warn_of_train(self, self._is_set)
-        if self.gradient_estimator == "path" and not averages(kernel):
+        _warn_of_method(self, self._is_set)
+        if self.method == "path" and "gradient_estimator" in self._is_set:
             raise ValueError(
-                "`gradient_estimator` is 'path', which needs a positive kernel of Euclidean distances, but `kernel` "
-                f"is {kernel!r}; change it, or set gradient_estimator='u-statistic'."
+                f"`gradient_estimator` is {self.gradient_estimator!r}, which is of the discrepancy, but `method` is "
+                "'path'; leave one of them out."
+            )
+        if self._is_by_path() and not averages(kernel):
+            raise ValueError(
+                "`method` is 'path', which needs a positive kernel of Euclidean distances, but `kernel` "
+                f"is {kernel!r}; change it, or set method='ksivi'."
             )
         check_checkpoint(self)
         if self._continues() and self.n_features_in_ != n_features:
@@ -369,9 +385,9 @@ class SteinTrained(Trained, Generic[F]):
         It cannot if it started at points of a pilot, because a mixture has no parameters that could follow, or if
         either has warped coordinates.
         """
-        if self.train is not True:
+        if self.method not in TRAINED:
             turn_frugal(self.whiten, init, score_fn)
-        warps, moves = self._warps(score_fn), self.train is not False and allows_moves(target)
+        warps, moves = self._warps(score_fn), self.method != "start" and allows_moves(target)
 
         whitening, pilot = find_coordinates(self.whiten, init, score_fn, generator, warps=warps, moves=moves)
         is_warped = whitening.warp is not None or (last is not None and last.whitening.warp is not None)
@@ -408,8 +424,11 @@ class SteinTrained(Trained, Generic[F]):
 
     @property
     def _loss_label(self) -> str:
-        is_rate = self.gradient_estimator == "path"
-        return "loss, rate at which KL(q || p) falls" if is_rate else r"loss, KSD$^2$ under the training kernel"
+        return (
+            "loss, rate at which KL(q || p) falls"
+            if self._is_by_path()
+            else r"loss, KSD$^2$ under the training kernel"
+        )
 
     def _is_plain(self) -> bool:
         """Tell whether the objective is the distance from the target alone."""
@@ -442,28 +461,28 @@ def is_default(value: object, default: object) -> bool:
     return value is default or (isinstance(value, str) and value == default)
 
 
-def _warn_of_train(est: SteinTrained, is_set: Sequence[str]) -> None:
-    """Warn of parameters that contradict `train`."""
+def _warn_of_method(est: SteinTrained, is_set: Sequence[str]) -> None:
+    """Warn of parameters that contradict `method`."""
     chains = chains_of(est.whiten)
     ignored = [name for name in is_set if name not in OF_START]
-    if est.train is False and ignored:
+    if est.method == "start" and ignored:
         warn_caller(
-            f"`train` is False, so {', '.join(f'`{name}`' for name in ignored)} will be ignored; leave "
-            f"{'it' if len(ignored) == 1 else 'them'} out, or set train=True."
+            f"`method` is 'start', so {', '.join(f'`{name}`' for name in ignored)} will be ignored; leave "
+            f"{'it' if len(ignored) == 1 else 'them'} out, or set method='ksivi'."
         )
-    elif est.train is True and chains is not None and chains.effort in ("low", "frugal"):
+    elif est.method in TRAINED and chains is not None and chains.effort in ("low", "frugal"):
         why = f"{', '.join(f'`{name}`' for name in is_set)} {'is' if len(is_set) == 1 else 'are'} set"
         warn_caller(
-            f"The fit is trained, since {why if is_set else '`train` is True'}, although the `effort` of Pilot is "
-            f"{chains.effort!r}, which is meant for fits without training; set train=False, or another `effort`."
+            f"The fit is trained, since {why if is_set else f'`method` is {est.method!r}'}, although the `effort` of "
+            f"Pilot is {chains.effort!r}, meant for fits without training; set method='start', or another `effort`."
         )
 
 
 def _warn_of_search(est: SteinTrained, fit: Fit, is_set: Sequence[str]) -> None:
     """Warn of parameters of the training, if it has made nothing of a candidate of a search."""
     unused = [f"`{name}`" for name in (*set_parameters(est, ["max_iter"]), *is_set) if name not in OF_START]
-    if unused and est.train is not False:
-        why = "without training; set train=True to search over trainings"
+    if unused and est.method != "start":
+        why = "without training; set method='ksivi' to search over trainings"
         why = why if fit.report["n_iter_"] == 0 else "on which training has not improved"
         warn_caller(
             f"A candidate of this search is its start, by {fit.report['fitted_by_']}, {why}: {', '.join(unused)} did "

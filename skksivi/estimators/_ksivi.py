@@ -38,8 +38,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     .. math:: x = \mu(z) + \sigma \odot \xi, \quad z \sim q(z), \quad \xi \sim N(0, I),
 
     with a network :math:`\mu`. A fit starts at a mixture of Gaussians that a pilot finds by importance sampling or
-    chains. Training, see `train`, descends KL(q || p) along a kernelised gradient, which is not the paper's, or
-    minimises the squared kernel Stein discrepancy, as the paper does, see `gradient_estimator`:
+    chains. Training, see `method`, minimises the squared kernel Stein discrepancy, as the paper does, or descends
+    KL(q || p) along a kernelised gradient, which is not the paper's:
 
     .. math::
         \mathrm{KSD}(q \| p)^2 = E\left[k(x, x') \left\langle s_p(x) - s_{q(\cdot|z)}(x),
@@ -47,27 +47,26 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     Parameters
     ----------
-    train : {"auto"} or bool, default="auto"
-        Whether the network is trained. "auto": a fit whose training parameters are all left alone is trained only if
-        its start is not known to be good, see `verdict_`; setting any of them, to whatever value, trains it. The
-        training parameters are `kernel`,
-        `bandwidth`, `gradient_estimator`, `latent_dim`, `hidden_layer_sizes`, `mixing`, `scale`, `initial_scale`,
-        `batch_size`, `learning_rate`, `optimizer`, `annealing` and `terms`. A start without a pilot is always
-        trained, unless `train` is False. The trained state is returned or, with a warning, the start, if that alone
-        is good or its worst error is smaller beyond the noise.
+    method : {"auto", "ksivi", "path", "start"}, default="auto"
+        How the fit is made. "ksivi": from the start the network is trained by the discrepancy, for `max_iter`
+        iterations. "path": by the kernelised path gradient of KL(q || p), which takes one score per draw and no
+        product with its Jacobian, see `skksivi.stein`, and needs a positive kernel of Euclidean distances. The
+        trained state is returned or, with a warning, the start, if that alone is good or its worst error is smaller
+        beyond the noise. "start": without a training. "auto": the start and, if that is not known to be good, see
+        `verdict_`, or there is no pilot, "path"; but "ksivi" where a training parameter is set, to whatever value.
+        These are `kernel`, `bandwidth`, `gradient_estimator`, `latent_dim`, `hidden_layer_sizes`, `mixing`, `scale`,
+        `initial_scale`, `batch_size`, `learning_rate`, `optimizer`, `annealing` and `terms`.
     kernel : {"auto", "gaussian", "imq", "laplace", "riesz"} or Kernel, default="auto"
         The kernel k, by name or as an object of `skksivi.kernels`; "auto" is "gaussian".
     bandwidth : float, "median", "auto" or None, default="auto"
-        Width of the kernel in whitened units. For the path gradient, if `kernel` is a name, "auto" is 0.35 times the
+        Width of the kernel in whitened units. Along the path, if `kernel` is a name, "auto" is 0.35 times the
         root of the summed variances of the draws. Otherwise, and with None, `kernel` sets its own width, by default
         by the median heuristic, as in the paper.
-    gradient_estimator : {"auto", "path", "u-statistic", "vanilla"}, default="auto"
-        "path", which is not the paper's: the kernelised path gradient of KL(q || p), which takes one score per draw
-        and no product with its Jacobian, see `skksivi.stein`. The others minimise the discrepancy, as the paper does:
-        "u-statistic" with all pairs within one batch (Algorithm 2), "vanilla" with the pairs between two batches
-        (Algorithm 1), which takes twice as many draws and score evaluations per iteration. With minibatches of the
-        data, both use all pairs between two halves of the batch. "auto" is "path" for positive kernels of the
-        Euclidean distance, including the default, and "u-statistic" for others.
+    gradient_estimator : {"auto", "u-statistic", "vanilla"}, default="auto"
+        How "ksivi" estimates the discrepancy: "u-statistic", which is "auto", with all pairs within one batch
+        (Algorithm 2), "vanilla" with the pairs between two batches (Algorithm 1), which takes twice as many draws and
+        score evaluations per iteration. With minibatches of the data, both use all pairs between two halves of the
+        batch.
     latent_dim : int, default=None
         Dimension of z; None means the dimension of x, but at most 100 with normal mixing.
     hidden_layer_sizes : sequence of int, Network or "auto", default="auto"
@@ -85,7 +84,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     initial_scale : float or "auto", default="auto"
         Initial :math:`\sigma` (not its logarithm), in whitened units; with several modes, in units of one mode; with
         whiten="diagonal", in units of :math:`1/\sqrt{E s_i^2}`, the conditional width of a coordinate given the
-        others. "auto" is 0.25.
+        others. "auto" is 0.8 for the discrepancy, whose gradient has the noise of :math:`\xi / \sigma`, 0.25 along
+        the path and with "diagonal".
     whiten : {"auto", "bam", "laplace", "diagonal"}, Pilot, (m, L) or None, default="auto"
         The affine map x = m + L u in whose coordinates u the family is trained, found from scores alone. "laplace"
         uses a mode and the curvature there; "bam" then fits a Gaussian by batch and match. "auto" searches for modes
@@ -102,8 +102,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         the origin and, with whiten="auto", points scattered around it on scales from 1 to 100. With "diagonal",
         chains start at the rows themselves or, for a single row, around the mode found from it.
     batch_size : int or "auto", default="auto"
-        The N of the estimator, at least 2; "auto" is 32 along the path gradient, whose local averages are over the
-        draws of the last 20 iterations, and 128 for the discrepancy.
+        The N of the estimator, at least 2; "auto" is 128 for the discrepancy, and 32 along the path, whose local
+        averages are over the draws of the last 20 iterations.
     max_iter : int, default=2000
         Largest number of iterations of the optimiser.
     learning_rate : float or "auto", default="auto"
@@ -118,7 +118,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         Further terms of the objective, see `skksivi.terms`.
     early_stopping : "auto", bool, float or None, default="auto"
         What ends a training before `max_iter`. "auto": no error is near its limit (see `verdict_`), by a
-        check every 500 iterations along the path gradient, unless `annealing` or `terms` are set. A
+        check every 500 iterations along the path, unless `annealing` or `terms` are set. A
         number: the discrepancy under one fixed kernel in u has not fallen by this share for 2,000 iterations, as
         many as a default training has; True is 0.01. False and None: nothing, and the last state is returned,
         whatever it is worth.
@@ -183,7 +183,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         sd; ``within`` is the largest, ``reason`` names it, and ``errors`` has them all. It does not know of modes
         that no draw has reached.
     kernel_, gradient_estimator_, mixing_, scale_, optimizer_ : object
-        These parameters as the training had them or, without one, as it would have had them: none is "auto".
+        These parameters as the training had them or, without one, as it would have had them: none is "auto". Along
+        the path there is no gradient estimator, None.
     batch_size_, learning_rate_, initial_scale_, hidden_layer_sizes_, latent_dim_ : float, int or tuple of int
         The same for these.
     bandwidth_ : float or None
@@ -230,13 +231,13 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     >>> from skksivi import KSIVIApproximator
     >>> def score_fn(x):  # the gradient of log N(x; (1, 2), I)
     ...     return x.new_tensor([1.0, 2.0]) - x
-    >>> q = KSIVIApproximator(train=True, max_iter=500, random_state=0).fit(score_fn, n_features=2)
+    >>> q = KSIVIApproximator(method="ksivi", max_iter=500, random_state=0).fit(score_fn, n_features=2)
     >>> q.fitted_by_, q.n_iter_
-    ('path gradient', 500)
+    ('kernel Stein discrepancy', 500)
     >>> q.sample(10_000).mean(axis=0).round(1)
     array([1., 2.], dtype=float32)
 
-    Without `train` this fit has nothing to learn: its start, found from fewer calls of the score, is exact.
+    Without `method` this fit has nothing to learn: its start, found from fewer calls of the score, is exact.
 
     >>> KSIVIApproximator(random_state=0).fit(score_fn, n_features=2)
     KSIVIApproximator(random_state=0)  # fitted by importance sampling
@@ -256,18 +257,23 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     _training: ClassVar[dict[str, object]] = {
         "kernel": "gaussian",
         "bandwidth": "auto",
-        "gradient_estimator": "auto",
+        "gradient_estimator": "u-statistic",
         "latent_dim": None,
         "hidden_layer_sizes": (100, 100),
         "mixing": "auto",
         "scale": "constant",
-        "initial_scale": 0.25,
+        "initial_scale": "auto",
         "batch_size": "auto",
         "learning_rate": 5e-3,
         "optimizer": "adam",
         "annealing": None,
         "terms": (),
     }
+
+    # `benchmarks/training.py`: local averages are over twenty iterations, a discrepancy over one, whose noise is
+    # xi / sigma
+    _by_method: ClassVar[dict[str, tuple[object, object]]] = {"initial_scale": (0.25, 0.8), "batch_size": (32, 128)}
+    _trains_by: ClassVar[str] = "path"
 
     latent_dim: int | None = None
     hidden_layer_sizes: str | Sequence[int] | Network = "auto"
@@ -351,11 +357,15 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             family = self._layers(generator)(sigma, mixing=mixing, skip=torch.eye(len(sigma)))
         else:
             unit = pilot.conditional_sd(score_y.double, whitening.map)
-            sigma = (float(self.initial_scale) * unit).clamp_min(least).to(points.x)
+            sigma = (self._scale_at_points() * unit).clamp_min(least).to(points.x)
             mixing = Bootstrap(points.thinned(MAX_POINTS // points.x.shape[1]).x)
             family = self._layers(generator)(sigma, mixing=mixing, residual=True)
         weight = weight_of_pilot(self.whiten, pilot)
         return family, MomentPenalty(moments(points.x), weight) if weight else None
+
+    def _scale_at_points(self) -> float:
+        """Return the initial scale around points, whose spread it adds to."""
+        return float(self.initial_scale) if "initial_scale" in self._is_set else 0.25
 
     def _layers(self, generator: torch.Generator) -> Callable[..., SemiImplicit]:
         """Return `gaussian_layer` with the widths and the form that the parameters specify."""

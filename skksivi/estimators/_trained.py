@@ -484,7 +484,5 @@ def recentred(fit: Fit, target: Score, seed: int) -> Fit:
     if not stein_error(u, s_moved) < error:
         return fit
     whitening = replace(sampler.whitening, map=moved)
-    answers = answers_at(target, whitening)
-    return fit._replace(
-        sampler=replace(sampler, whitening=whitening), report={**fit.report, "score_checksum_": answers}
-    )
+    report = {**fit.report, "score_checksum_": answers_at(target, whitening)}
+    return fit._replace(sampler=replace(sampler, whitening=whitening), report=report)

@@ -75,9 +75,8 @@ class Table(ABC):
         k, columns = len(self.names), self._columns()
         most = 60
         some = range(k) if k <= most else [*range(most // 2), *range(k - most // 2, k)]
-        rows = [
-            [self.names[i], *(_cell(value[i], se[i]) for value, se in columns.values()), self.notes[i]] for i in some
-        ]
+        cells = ([_cell(value[i], se[i]) for value, se in columns.values()] for i in some)
+        rows = [[self.names[i], *row, self.notes[i]] for i, row in zip(some, cells, strict=True)]
         if len(rows) < k:
             rows.insert(most // 2, [f"... {k - len(rows):,} more ...", *([""] * len(columns)), ""])
         has_notes = any(row[-1] for row in rows)

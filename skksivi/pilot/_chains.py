@@ -277,10 +277,8 @@ def underdamped_pilot(
     score_fn.tally.begin(name, n_steps * len(starts))
     kept = underdamped(score_fn, starts.to(score_fn.dtype), n_steps, generator).double()
     points, mean_se = kept.transpose(0, 1).flatten(0, 1), kept.mean(0).std(0) / math.sqrt(len(starts))
-    verdict = judge_halves(kept)
-    return diagonal_map(points), PilotPoints(
-        points, [len(kept)] * len(starts), mean_se, verdict, dense=False, found_by=name
-    )
+    verdict, n = judge_halves(kept), [len(kept)] * len(starts)
+    return diagonal_map(points), PilotPoints(points, n, mean_se, verdict, dense=False, found_by=name)
 
 
 def diagonal_map(x: Tensor) -> LowRank:

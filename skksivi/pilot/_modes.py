@@ -232,9 +232,8 @@ def all_modes(
     kinds, found = [mode], [mode, *images([mode], symmetries)]
     n_starts = 64  # points of a round
     x = scattered(start, n_starts // 2, generator)
-    from_prior = score_fn.from_prior(
-        n_starts // 4, torch.Generator(start.device).manual_seed(generator.initial_seed())
-    )
+    again = torch.Generator(start.device).manual_seed(generator.initial_seed())
+    from_prior = score_fn.from_prior(n_starts // 4, again)
     x[: len(from_prior)] = from_prior
     n = n_looks(len(start), thorough=thorough)
     ends, new, tally = mode.m[None, :][:0], list[Affine](), score_fn.tally

@@ -303,9 +303,7 @@ def _answer(score_fn: UntriedScore, of_tensors: bool, needs_graph: bool, chunk: 
         if not isinstance(s, Tensor | np.ndarray):
             raise TypeError(f"`score_fn` returned a {type(s).__name__}, expected a torch tensor or an array.")
         if tuple(s.shape) != X.shape:
-            raise ValueError(
-                f"`score_fn` returned shape {tuple(s.shape)} for {chunk}, expected {X.shape} as its input."
-            )
+            raise ValueError(f"`score_fn` returned shape {tuple(s.shape)} for {chunk}, expected {X.shape} as input.")
     except Exception as error:
         error.add_note(f"Raised for {chunk}.")
         raise RefusedError(error) from None

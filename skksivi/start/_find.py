@@ -542,9 +542,8 @@ def by_last_ascents(search: Search, _sampler: AdaptiveSampler) -> bool:
     if len(modes.maps) == 1 and modes.ascents is not None and not n_looks(search.n_features) and left >= 60:
         tally.begin("search for modes", left)
         with tally.trying(left):
-            found = few_modes(
-                search.score, search.starts[0], search.points.map(), search.generator, min(left // 7, 64)
-            )
+            n, metric = min(left // 7, 64), search.points.map()
+            found = few_modes(search.score, search.starts[0], metric, search.generator, n)
             search.modes = modes._replace(ascents=found.ascents)
     return False
 

@@ -266,7 +266,7 @@ class AdaptiveSampler:
         if verdict.good and (lost := float(lacking.sum())) > MOST_LOST:
             words = f"{lost:.0%} of the mass that other draws show is where it has less than a tenth of the density"
             return Verdict(Grade.WRONG, words, by="weights")
-        if not verdict.settled:
+        if not verdict.good:
             return verdict
         x = source.sampler.sample(N_SCORES // 2, torch.Generator(self.score.device).manual_seed(source.seed))
         map_ = source.mixture.map if source.mixture.warp is None else self.modes.map

@@ -27,7 +27,7 @@ from skksivi.coordinates._whitening import Curved, Whitening
 from skksivi.families._samplers import Gaussians
 from skksivi.families._weights import Source, UnknownWeightsError
 from skksivi.judge import LEAST_EFFECTIVE, Grade, Verdict, WeightedDraws
-from skksivi.pilot._mixture import Components, fitted_mixture, score_matched
+from skksivi.pilot._mixture import MAX_COMPONENTS, Components, fitted_mixture, score_matched
 from skksivi.pilot._moments import moments_by_scores, shifted_mixture
 from skksivi.pilot._newton import look_for_jump
 from skksivi.score._score import Score
@@ -300,7 +300,7 @@ class AdaptiveSampler:
 
         points = WeightedPoints(y, values, scores_at, mixture.map(), self.generator)
         part = lost_part(y, lacking) if lacking.sum() > LEAST_LOST else None
-        return points.better(mixture, points.steps(w.effective, part), n_se)
+        return points.better(mixture, points.steps(len(mixture.weights), w.effective, part), n_se)
 
 
 class WeightedPoints(NamedTuple):
@@ -346,12 +346,15 @@ class WeightedPoints(NamedTuple):
             q = fitted
         return q
 
-    def steps(self, effective: float, lacking: Components | None) -> list[list[Step]]:
+    def steps(self, n_components: int, effective: float, lacking: Components | None) -> list[list[Step]]:
         """Return what may be made of a mixture: first reweighed, moved by EM, split along the least normal
         coordinate, with a Gaussian for the mass that it lacks or new; then matched to the scores; and moved to the
         moments by these, which is all for few points.
         """
         y, d = self.y, self.y.shape[1]
+
+        if n_components > 2 * MAX_COMPONENTS:  # more than so few points tell
+            return []
         if effective < 5 * d:
             return [[self._moved]]
         steps: list[Step] = [

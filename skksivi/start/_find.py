@@ -92,7 +92,8 @@ from skksivi.score._probe import trial_points
 from skksivi.score._products import steadied
 from skksivi.score._score import Score
 from skksivi.score._tally import DIVERGED, BudgetError, ImproperError
-from skksivi.start._adaptive import MOST_ROUNDS, WEIGHTS, AdaptiveSampler
+from skksivi.start._adaptive import MOST_ROUNDS, N_POINTS, WEIGHTS, AdaptiveSampler
+from skksivi.start._cells import CELLS, MOST_CELLED, gaussians_of_parts, points_of_cells
 
 LOGGER = logging.getLogger("skksivi")
 
@@ -228,7 +229,7 @@ def find_whitening(
 
 def check_stages(names: Sequence[object]) -> None:
     """Raise ValueError unless there are sources of these names that can be left out."""
-    known = DIRECTIONS, OTHERS, WEIGHTS, SHORT_CHAINS, SURROGATE
+    known = DIRECTIONS, OTHERS, WEIGHTS, CELLS, SHORT_CHAINS, SURROGATE
     for name in names:
         if not (isinstance(name, str) and name in known):
             raise ValueError(f"`skip` has {name!r}, which is no stage; these are {', '.join(map(repr, known))}.")
@@ -346,13 +347,40 @@ def by_weights(search: Search, sampler: AdaptiveSampler) -> bool:
     if search.is_spike:
         found = out_of_spike(score, mode, search.starts[0])
         return found is not None and _improves(search, sampler, found)
-    return _improves(search, sampler, mixture)
+    return _improves(search, sampler, mixture, n_rounds=4 if _has_cells(search) else MOST_ROUNDS)
+
+
+def _has_cells(search: Search) -> bool:
+    return (
+        search.n_features <= MOST_CELLED and search.score.log_prob is not None and CELLS not in search.settings.skip
+    )
+
+
+def by_cells(search: Search, sampler: AdaptiveSampler) -> bool:
+    """Find a mixture of many small Gaussians, or one in warped coordinates, by a tree of cells; of few features."""
+    log_prob, generator = search.score.log_prob, search.generator
+    if log_prob is None or not _has_cells(search):
+        return False
+    search.score.tally.begin(CELLS)
+    (m, L), means = search.points.map(), search.modes.mixture().means
+    axes = Affine(m, L.norm(dim=1).diag())
+    x, w = points_of_cells(log_prob, axes, axes.whiten(means).abs().max().item(), generator)
+    even = x[torch.multinomial(w, N_POINTS, replacement=True, generator=generator)]
+    small = gaussians_of_parts(x, w)
+    if search.warps and not has_power_tails(search.score) and (warp := fitted_warp(even)) is not None:
+        in_warped = fitted_mixture([warp.warp(even)[0]], generator)
+        is_better = sampler.share(in_warped, warp) > sampler.share(small)
+        if is_better and _improves(search, sampler, in_warped, warp, n_rounds=4):
+            return True
+    return _improves(search, sampler, small)
 
 
 def by_chains(search: Search, sampler: AdaptiveSampler) -> bool:
     """Find points by short Hamiltonian chains from the weighted draws, and a mixture that is fitted to them, also in
     warped coordinates; of many features points that agree will do.
     """
+    if _has_cells(search):  # which are more thorough
+        return False
     score, d, generator = search.score, search.n_features, search.generator
     has_many = d >= MANY_FEATURES
     warps, ensemble = search.warps and not has_power_tails(score), _chains(search, sampler)
@@ -464,6 +492,7 @@ SOURCES: tuple[tuple[str, Source], ...] = (
     (DIRECTIONS, by_directions),
     (OTHERS, by_other_modes),
     (WEIGHTS, by_weights),
+    (CELLS, by_cells),
     (SHORT_CHAINS, by_chains),
 )
 

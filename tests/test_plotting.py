@@ -1,11 +1,14 @@
 """Displays: one contract for all, and what each shows."""
 
+import copy
+
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 from approximators import GaussianTarget, good_fit, short
+from matplotlib.path import Path
 from members import every, refused
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import Ridge
@@ -14,6 +17,7 @@ from sklearn.model_selection import GridSearchCV
 from skksivi import KSIVIApproximator, plotting
 from skksivi.baselines import SIVI, Laplace
 from skksivi.plotting import DensityDisplay, ForestDisplay, LossDisplay, MarginalsDisplay, SearchDisplay
+from skksivi.plotting._base import COLOURS
 from skksivi.targets import Banana, Multimodal, from_log_prob, from_score_fn
 
 rng = np.random.RandomState(0)
@@ -30,7 +34,7 @@ def fitted():
 #: Each makes a display in the axes given.
 MAKERS = {
     "loss": lambda ax: LossDisplay(losses=LOSSES).plot(ax),
-    "loss and monitor": lambda ax: LossDisplay(losses=LOSSES, monitored=[1, 0.1], monitored_at=[0, 500]).plot(ax),
+    "loss and monitor": lambda ax: LossDisplay(losses=LOSSES, monitored=[[0, 1], [500, 0.1]]).plot(ax),
     "marginals": lambda ax: MarginalsDisplay.from_draws({"a": X[:, :2], "b": Y[:, 2:4]}, reference=Y[:, :2], ax=ax),
     "marginals, points": lambda ax: MarginalsDisplay.from_draws(X, features=[0, 2], kind="scatter", ax=ax),
     "marginal": lambda ax: MarginalsDisplay.from_draws(X[:, :1], reference=Y[:, :1], ax=ax),
@@ -148,12 +152,17 @@ def test_loss_axis_is_linear_unless_the_start_would_hide_the_rest():
     assert scales == ["linear", "symlog", "log"]
 
 
-def test_loss_shows_the_monitor_where_it_looked(fitted):
-    fitted.ksd_curve_ = np.array([[0, 1.0], [500, 0.2], [600, 0.1]])
-    display = LossDisplay.from_estimator(fitted)
+def test_losses_of_several_fits_are_told_apart_and_one_without_a_training_says_so(fitted):
+    fitted.ksd_curve_, other, start = np.array([[0, 1.0], [500, 0.2]]), copy.copy(fitted), copy.copy(fitted)
+    other.loss_curve_, start.loss_curve_ = np.append(1e4, -np.ones(99)), np.empty(0)
+    display = LossDisplay.from_estimator({"a": fitted, "b": other, "start": start})
+    names = [text.get_text() for text in display.ax_.get_legend().get_texts()]
+    assert (names, display.ax_.get_yscale()) == (["a", "b", "start: not trained"], "linear")
+    colours = [line.get_color() for line in display.lines_]
+    assert colours == [line.get_color() for line in display.monitor_lines_] == list(COLOURS[:3])
     np.testing.assert_array_equal(display.monitor_line_.get_xydata(), fitted.ksd_curve_)
-    assert display.monitor_ax_ is not display.ax_
     assert LossDisplay.from_estimator(fitted, monitor=False).monitor_line_ is None
+    assert "Nothing was trained" in LossDisplay.from_estimator(start).ax_.texts[0].get_text()
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -165,20 +174,44 @@ def test_a_loss_is_called_what_it_is(fitted):
     assert LossDisplay.from_estimator(other).ax_.get_ylabel() == "loss"
 
 
-def test_marginals_show_the_features_asked_for():
-    (_, above), (panel, _) = MarginalsDisplay.from_draws(X, features=[3, 1], feature_names=list("abcde")).axes_
+def test_marginals_show_what_is_asked_for_or_all_up_to_ten_and_how_many_of_more():
+    display = MarginalsDisplay.from_draws(
+        X, features=[3, 1], feature_names=list("abcde"), truth=[None, 2, 0, None, 0]
+    )
+    (marginal, above), (panel, _) = display.axes_
     assert above is None
     assert (panel.get_xlabel(), panel.get_ylabel()) == ("d", "b")
-    assert MarginalsDisplay.from_draws(X).axes_.shape == (4, 4)
+    assert [list(line.get_ydata()) for line in panel.lines] == [[2, 2]]  # of x1; that of x3 is not known
+    low, middle, high = np.quantile(X[:, 3], [0.05, 0.5, 0.95])
+    assert marginal.get_title() == f"${middle:.2f}^{{+{high - middle:.2f}}}_{{-{middle - low:.2f}}}$"
+    for d, k, note in ((7, 7, None), (11, 6, "6 of 11 shown")):
+        display = MarginalsDisplay.from_draws(np.tile(X, 3)[:50, :d])
+        legend = display.ax_.get_legend()
+        assert (display.axes_.shape, legend and legend.get_title().get_text()) == ((k, k), note)
 
 
-def test_marginals_are_densities_also_of_draws_far_from_the_reference():
-    display = MarginalsDisplay.from_draws({"fit": X, "far": X + 1e6}, reference=Y, features=[0, 4])
-    assert len(display.lines_) == 3
-    for line in (*display.lines_[0], *display.lines_[1]):
-        assert np.trapezoid(line.get_ydata(), line.get_xdata()) == pytest.approx(1, abs=0.05)
-    assert max(line.get_ydata().max() for line in display.lines_[2]) == 0
+def test_marginals_are_densities_with_no_mass_where_no_draws_are():
+    positive = np.abs(X) * np.where(Y > 0, 1, 100)
+    display = MarginalsDisplay.from_draws({"fit": positive, "far": X + 1e6}, Y, features=[0, 4])
+    for lines, draws in zip(display.lines_, (Y, positive, X + 1e6), strict=True):
+        for line, i in zip(lines, (0, 4), strict=True):
+            x, height = line.get_data()
+            assert np.trapezoid(height, x) == pytest.approx(1, abs=0.05)
+            assert draws[:, i].min() <= x.min() < x.max() <= draws[:, i].max()
     display.figure_.canvas.draw()
+
+
+u, v = rng.normal(size=(2, 4000))
+PAIRS = [(u, u**2 + v / 4), (3 * u, np.exp(1.5 * u) * v), (np.where(v > 0, 0.1 * u - 5, u + 5), v[::-1])]
+PAIRS += [rng.standard_cauchy(size=(2, 4000)), np.exp([u, v]), np.round([u, 3 * v]), (u, 0 * v + 1e6)]
+
+
+@every("pair", PAIRS)
+def test_lines_hold_what_they_say(pair):
+    A = np.transpose(pair)
+    paths = MarginalsDisplay.from_draws(A).axes_[1, 0].collections[0].get_paths()
+    inside = [sum(Path(v).contains_points(A) for v in path.to_polygons()) % 2 for path in paths]
+    np.testing.assert_allclose(np.mean(inside, axis=1), [0.95, 0.5], atol=0.02)
 
 
 def test_contours_are_the_same_in_any_box():
@@ -239,6 +272,8 @@ MISTAKES = [
     (lambda: DensityDisplay.from_draws(X), "`X` has 5 columns, expected 2"),
     (lambda: DensityDisplay.from_draws(PLANE, IN_THREE), "`target` has 3 features"),
     (lambda: ForestDisplay.from_draws(X, truth=[1.0]), "`truth` has shape"),
+    (lambda: MarginalsDisplay.from_draws(X, truth=[1.0, None]), "`truth` has shape"),
+    (lambda: LossDisplay.from_estimator({}), "`estimator` is an empty dict"),
     (lambda: ForestDisplay.from_draws(X, levels=(0.9, 0.5)), "levels"),
     (lambda: ForestDisplay.from_draws(X, levels=(0.5, 1.0)), "levels"),
     (lambda: DensityDisplay.from_draws(PLANE, from_score_fn(lambda x: -x, 2)), "`target` must have `log_prob`"),

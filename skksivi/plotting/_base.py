@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from scipy.ndimage import gaussian_filter, map_coordinates
+from scipy.spatial import cKDTree
 from sklearn.utils import check_array
 
 from skksivi._utils.arrays import without_graph
@@ -39,6 +41,7 @@ class OfDraws:
     """Base of the displays of draws; a leaf gives `from_draws`."""
 
     from_draws: Callable[..., Self]
+    plot: Callable[..., Self]
 
     @classmethod
     def from_estimator(
@@ -149,20 +152,55 @@ def layers_of(samples: Mapping[str, np.ndarray], reference: np.ndarray | None) -
     return layers + [(name, X, COLOURS[k % len(COLOURS)]) for k, (name, X) in enumerate(samples.items())]
 
 
-def thinned(X: np.ndarray) -> np.ndarray:
-    """Return some rows, evenly spaced."""
-    return X[:: -(-len(X) // MAX_POINTS)]
+def thinned(X: np.ndarray, most: int = MAX_POINTS) -> np.ndarray:
+    """Return so many rows at most, evenly spaced."""
+    return X[:: -(-len(X) // most)]
 
 
-def smooth_histogram(X: np.ndarray, edges: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the density of one or two columns (n, k) on equal bins, blurred so that contours are legible."""
-    counts, _ = np.histogramdd(X, bins=list(edges))
-    density = counts / len(X) / math.prod(e[1] - e[0] for e in edges)
-    weights = np.array([1, 4, 6, 4, 1]) / 16
-    for axis in range(density.ndim):
-        for _ in range(2):
-            density = np.apply_along_axis(np.convolve, axis, density, weights, mode="same")
-    return density
+def span(x: np.ndarray) -> tuple[float, float]:
+    """Return the range of nearly all values (n,) with a margin, which ends at the least and the largest value."""
+    low, high = np.quantile(x, [0.01, 0.99])
+    margin = 0.3 * (high - low)
+    low, high = max(x.min(), low - margin), min(x.max(), high + margin)
+    least = 1e-9 * max(1.0, abs(low))  # of a constant
+    return (float(low), float(high)) if high - low > least else (low - least, low + least)
+
+
+def density_and_levels(X: np.ndarray, masses: Sequence[float]) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Estimate the density of pairs, and the levels above which it is at these shares of the pairs themselves.
+
+    Each draw is blurred by two thirds of the distance within which a share n^(-1/3) of them is, but not across the
+    ends of their range. Around the grid lie zeros, so that all lines are closed.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, 2)
+    masses : sequence of float
+
+    Returns
+    -------
+    places : list of two ndarray of shape (m,)
+        Of the grid, in both columns.
+    density : ndarray of shape (m, m)
+        Up to a constant.
+    levels : ndarray
+        Rising; without those of shares that lie in part beyond the grid.
+    """
+    m, least, most = 128, 1.0, 12.0  # cells of the grid, and the widths of a blur, in cells
+    low, high = np.transpose([span(column) for column in X.T])
+    cells = (X - low) / (high - low) * m - 0.5
+    some = thinned(cells)
+    near = 1 + int(len(some) * len(X) ** (-1 / 3))
+    widths = cKDTree(some).query(cells, k=[min(near, len(some))])[0][:, 0] / 1.5
+    bands = np.round(2 * np.log2(widths.clip(least, most)))
+    density = np.zeros((m + 2, m + 2))
+    for band in np.unique(bands):
+        counts, _ = np.histogramdd(cells[bands == band], m, [(-0.5, m - 0.5)] * 2)
+        density[1:-1, 1:-1] += gaussian_filter(counts, 2 ** (band / 2))
+    of_draws = map_coordinates(density, cells.T + 1, order=1)
+    levels = np.unique(np.quantile(of_draws, 1 - np.array(masses)))
+    places = [a + (np.arange(m + 2) - 0.5) / m * (b - a) for a, b in zip(low, high, strict=True)]
+    return places, density, levels[levels > 0]
 
 
 def enclosing_levels(density: np.ndarray, masses: Sequence[float]) -> np.ndarray:

@@ -20,11 +20,11 @@ from skksivi.plotting._base import (
     as_row,
     as_samples,
     check_features,
-    enclosing_levels,
+    density_and_levels,
     layers_of,
     own_axes,
     panels,
-    smooth_histogram,
+    span,
     thinned,
 )
 
@@ -33,13 +33,82 @@ if TYPE_CHECKING:
     from matplotlib.collections import LineCollection
     from matplotlib.lines import Line2D
 
-#: Coordinates that are shown unless some are named.
-MAX_FEATURES = 4
+#: Coordinates that are all shown unless some are named, and how many of more.
+MAX_FEATURES, SOME_FEATURES = 10, 6
+
+#: Draws from which a density is estimated.
+MOST_BLURRED = 20_000
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class MarginalsDisplay(OfDraws):
+class OfColumns(OfDraws):
+    """Base of the displays of some columns of draws by name, with reference draws and true values."""
+
+    samples: Mapping[str, np.ndarray]
+    reference: np.ndarray | None = None
+    features: Sequence[int] | None = None
+    feature_names: Sequence[str] | None = None
+    truth: np.ndarray | None = None
+
+    @classmethod
+    def from_draws(
+        cls,
+        X: ArrayLike | Mapping[str, ArrayLike],
+        reference: ArrayLike | None = None,
+        *,
+        features: Sequence[int] | None = None,
+        feature_names: Sequence[str] | None = None,
+        truth: ArrayLike | None = None,
+        ax: Axes | None = None,
+        **options: object,
+    ) -> Self:
+        """Show draws.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d), or dict of such by name
+        reference : array-like of shape (m, d), default=None
+            Exact draws, shown in grey.
+        features : sequence of int, default=None
+            Columns to show.
+        feature_names : sequence of str of length d, default=None
+            None means x0, x1 and so on.
+        truth : array-like of shape (d,), default=None
+            Values to mark, such as those that data were simulated with; None or NaN for those that are not known.
+        ax : Axes, default=None
+            Where to draw; None makes a figure.
+        **options
+            What `plot` takes.
+
+        Returns
+        -------
+        display : object
+
+        Raises
+        ------
+        ValueError
+            The samples, the reference, the names and the truth differ in their number of columns, a feature is none
+            of these, or an option is out of its range.
+        """
+        samples = as_samples(X)
+        d = next(iter(samples.values())).shape[1]
+        check_features(features, feature_names, d)
+        display = cls(
+            samples=samples,
+            reference=as_reference(reference, samples),
+            features=features,
+            feature_names=feature_names,
+            truth=as_row(truth, d, "truth"),
+        )
+        return display.plot(ax, **options)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class MarginalsDisplay(OfColumns):
     """Marginals on the diagonal and pairs of coordinates below it, with reference draws.
+
+    A title is the median of the first sample and the distances to its 5% and 95% quantiles. Lines around pairs
+    enclose the region of highest density that holds half, or 95%, of the draws.
 
     Parameters
     ----------
@@ -48,9 +117,11 @@ class MarginalsDisplay(OfDraws):
     reference : ndarray of shape (m, d), default=None
         Exact draws, shown in grey.
     features : sequence of int, default=None
-        Columns to show; None means the first four.
+        Columns to show; None means all up to ten, else the first six.
     feature_names : sequence of str of length d, default=None
         None means x0, x1 and so on.
+    truth : ndarray of shape (d,), default=None
+        Values to mark by lines, such as those that data were simulated with; NaN for those that are not known.
 
     Attributes
     ----------
@@ -76,60 +147,6 @@ class MarginalsDisplay(OfDraws):
     (3, 3)
     """
 
-    samples: Mapping[str, np.ndarray]
-    reference: np.ndarray | None = None
-    features: Sequence[int] | None = None
-    feature_names: Sequence[str] | None = None
-
-    @classmethod
-    def from_draws(
-        cls,
-        X: ArrayLike | Mapping[str, ArrayLike],
-        reference: ArrayLike | None = None,
-        *,
-        features: Sequence[int] | None = None,
-        feature_names: Sequence[str] | None = None,
-        kind: str = "contour",
-        ax: Axes | None = None,
-    ) -> Self:
-        """Show draws.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d), or dict of such by name
-        reference : array-like of shape (m, d), default=None
-            Exact draws.
-        features : sequence of int, default=None
-            Columns to show; None means the first four.
-        feature_names : sequence of str of length d, default=None
-        kind : {"contour", "scatter"}, default="contour"
-            How pairs are shown: by lines that enclose half and 95% of the draws, or as up to 2,000 points. The
-            reference is always shown by lines.
-        ax : Axes, default=None
-            Replaced by the panels; None makes a figure.
-
-        Returns
-        -------
-        display : MarginalsDisplay
-
-        Raises
-        ------
-        ValueError
-            The samples and the reference differ in their number of columns, a feature is none of these, or `kind` is
-            unknown.
-        """
-        samples = as_samples(X)
-        d = next(iter(samples.values())).shape[1]
-        features = range(min(d, MAX_FEATURES)) if features is None else features
-        check_features(features, feature_names, d)
-        display = cls(
-            samples=samples,
-            reference=as_reference(reference, samples),
-            features=[int(i) for i in features],
-            feature_names=feature_names,
-        )
-        return display.plot(ax, kind=kind)
-
     def plot(self, ax: Axes | None = None, *, kind: str = "contour") -> Self:
         """Draw.
 
@@ -138,6 +155,8 @@ class MarginalsDisplay(OfDraws):
         ax : Axes, default=None
             Replaced by the panels; None makes a figure.
         kind : {"contour", "scatter"}, default="contour"
+            How pairs are shown: by lines that enclose half and 95% of the draws, or as up to 2,000 points. The
+            reference is always shown by lines.
 
         Returns
         -------
@@ -145,89 +164,100 @@ class MarginalsDisplay(OfDraws):
         """
         if kind not in ("contour", "scatter"):
             raise ValueError(f"`kind` must be 'contour' or 'scatter', got {kind!r}.")
-        layers, edges = layers_of(self.samples, self.reference), self._edges()
-        k = len(edges)
-        ax = own_axes(ax, (1.9 * k + 0.6, 1.9 * k + 0.2))
+        layers, limits = layers_of(self.samples, self.reference), self._limits()
+        k, d = len(limits), layers[0][1].shape[1]
+        size = 1.9 if k <= SOME_FEATURES else 1.5
+        ax = own_axes(ax, (size * k + 0.6, size * k + 0.4))
         self.ax_, self.figure_ = ax, ax.figure
         self.axes_ = panels(ax, k)
         self.lines_: list[list[Line2D]] = [[] for _ in layers]
         for (i, j), panel in np.ndenumerate(self.axes_):
             if j <= i:
-                self._fill(panel, i, j, layers, edges, kind)
-                self._finish(panel, i, j, edges)
+                self._fill(panel, i, j, layers, list(limits), kind)
+                self._finish(panel, i, j, limits)
             else:
                 panel.remove()
                 self.axes_[i, j] = None
-        if len(layers) > 1:
+        if len(layers) > 1 or k < d:
             from matplotlib.lines import Line2D
 
-            handles = [Line2D([], [], color=colour, label=name) for name, _, colour in layers]
-            (ax if k > 1 else self.axes_[0, 0]).legend(handles=handles, frameon=False, loc="upper right")
+            handles = [Line2D([], [], color=colour, label=name) for name, _, colour in layers if len(layers) > 1]
+            corner, note = ax if k > 1 else self.axes_[0, 0], f"{k} of {d} shown" if k < d else None
+            if k == 1:
+                corner.set_ylim(top=1.6 * corner.get_ylim()[1])
+            corner.legend(handles=handles, title=note, frameon=False, loc="upper right")
         return self
 
-    def _edges(self) -> dict[int, np.ndarray]:
-        """Return edges of bins by column, of what the reference, else all, cover but for a few draws."""
+    def _limits(self) -> dict[int, tuple[float, float]]:
+        """Return the limits of each column: nearly all of the reference, else of all samples, and the truth."""
         shown = list(self.samples.values()) if self.reference is None else [self.reference]
-        columns = range(min(shown[0].shape[1], MAX_FEATURES)) if self.features is None else self.features
-        edges = {}
-        for c in columns:
-            low, high = np.quantile(np.concatenate([X[:, c] for X in shown]), [0.001, 0.999])
-            margin = 0.15 * max(high - low, 1e-9)
-            edges[c] = np.linspace(low - margin, high + margin, 40 + 1)
-        return edges
+        d = shown[0].shape[1]
+        some = range(d if d <= MAX_FEATURES else SOME_FEATURES) if self.features is None else self.features
+        limits = {}
+        for c in map(int, some):
+            ends = [end for X in shown for end in span(X[:, c])] + ([] if self.truth is None else [self.truth[c]])
+            margin = 0.04 * (np.nanmax(ends) - np.nanmin(ends))
+            limits[c] = (np.nanmin(ends) - margin, np.nanmax(ends) + margin)
+        return limits
 
     def _fill(
-        self,
-        panel: Axes,
-        i: int,
-        j: int,
-        layers: list[tuple[str, np.ndarray, str]],
-        edges: dict[int, np.ndarray],
-        kind: str,
+        self, panel: Axes, i: int, j: int, layers: list[tuple[str, np.ndarray, str]], columns: list[int], kind: str
     ) -> None:
         """Draw the marginal of a column, or a pair."""
-        a, b = (list(edges)[n] for n in (i, j))
+        a, b = columns[i], columns[j]
         for (_, X, colour), lines in zip(layers, self.lines_, strict=True):
             if i == j:
-                lines.append(_marginal(panel, X[:, a], edges[a], colour))
+                lines.append(_marginal(panel, X[:, a], colour))
             elif kind == "scatter" and X is not self.reference:
                 x, y = thinned(X[:, [b, a]]).T
                 panel.scatter(x, y, s=2, color=colour, alpha=0.4, linewidths=0)
             else:
-                _contours(panel, X[:, [b, a]], (edges[b], edges[a]), colour)
+                _contours(panel, thinned(X[:, [b, a]], MOST_BLURRED), colour)
+        for c, draw in ((b, panel.axvline), (a, panel.axhline))[: 1 + (i != j)]:
+            if self.truth is not None and np.isfinite(self.truth[c]):
+                draw(self.truth[c], color="k", linewidth=0.8, linestyle="--")
 
-    def _finish(self, panel: Axes, i: int, j: int, edges: dict[int, np.ndarray]) -> None:
-        """Label the outer panels and set the limits."""
-        columns, names = list(edges), self.feature_names
+    def _finish(self, panel: Axes, i: int, j: int, limits: dict[int, tuple[float, float]]) -> None:
+        """Label the outer panels and the diagonal, and set the limits."""
+        columns, names = list(limits), self.feature_names
         a, b = (f"x{c}" if names is None else names[c] for c in (columns[i], columns[j]))
         last = i == len(columns) - 1
-        panel.set_xlim(edges[columns[j]][0], edges[columns[j]][-1])
+        panel.set_xlim(limits[columns[j]])
         panel.tick_params(labelsize=8, labelbottom=last, labelleft=j == 0 and i > 0)
         panel.locator_params(nbins=4)
         panel.set_xlabel(b if last else "")
         if i == j:
+            panel.set_title(_interval(next(iter(self.samples.values()))[:, columns[i]]), fontsize=10)
             panel.set_yticks([])
             panel.set_ylim(bottom=0)
             panel.spines[["left", "right", "top"]].set_visible(False)
         else:
-            panel.set_ylim(edges[columns[i]][0], edges[columns[i]][-1])
+            panel.set_ylim(limits[columns[i]])
             panel.set_ylabel(a if j == 0 else "")
 
 
-def _marginal(ax: Axes, x: np.ndarray, edges: np.ndarray, colour: str) -> Line2D:
-    return ax.plot((edges[1:] + edges[:-1]) / 2, smooth_histogram(x[:, None], [edges]), color=colour)[0]
+def _interval(x: np.ndarray) -> str:
+    """Return the median of values (n,), and how far their 5% and 95% quantiles are below and above."""
+    low, middle, high = np.quantile(x, [0.05, 0.5, 0.95])
+    digits = 2 - int(np.floor(np.log10(max(high - low, 1e-9 * abs(middle), 1e-300))))
+    form = f".{max(digits, 0)}f" if -3 < digits < 7 else ".3g"
+    return f"${middle + 0.0:{form}}^{{+{high - middle:{form}}}}_{{-{middle - low:{form}}}}$"
 
 
-def _contours(ax: Axes, X: np.ndarray, edges: tuple[np.ndarray, np.ndarray], colour: str) -> None:
-    density = smooth_histogram(X, edges)
-    if not density.any():  # all draws are elsewhere
-        return
-    x, y = ((e[1:] + e[:-1]) / 2 for e in edges)
-    ax.contour(x, y, density.T, levels=enclosing_levels(density, (0.5, 0.95)), colors=colour, linewidths=1.2)
+def _marginal(ax: Axes, x: np.ndarray, colour: str) -> Line2D:
+    """Draw the histogram of values (n,), as a density."""
+    counts, edges = np.histogram(x, min(50, 1 + int(2 * len(x) ** (1 / 3))), span(x))
+    heights = np.repeat(counts / len(x) / (edges[1] - edges[0]), 2)
+    return ax.plot(np.repeat(edges, 2), [0, *heights, 0], color=colour, linewidth=1.2)[0]
+
+
+def _contours(ax: Axes, X: np.ndarray, colour: str) -> None:
+    (x, y), density, levels = density_and_levels(X, (0.5, 0.95))
+    ax.contour(x, y, density.T, levels=levels, colors=colour, linewidths=1.2)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ForestDisplay(OfDraws):
+class ForestDisplay(OfColumns):
     """Median and central credible intervals of each parameter, one row each, with reference draws.
 
     A thick line is the inner interval, a thin one the outer. Rows run from the top.
@@ -270,64 +300,6 @@ class ForestDisplay(OfDraws):
     >>> display.intervals_.shape
     (2, 3, 5)
     """
-
-    samples: Mapping[str, np.ndarray]
-    reference: np.ndarray | None = None
-    features: Sequence[int] | None = None
-    feature_names: Sequence[str] | None = None
-    truth: np.ndarray | None = None
-
-    @classmethod
-    def from_draws(
-        cls,
-        X: ArrayLike | Mapping[str, ArrayLike],
-        reference: ArrayLike | None = None,
-        *,
-        features: Sequence[int] | None = None,
-        feature_names: Sequence[str] | None = None,
-        truth: ArrayLike | None = None,
-        levels: tuple[float, float] = (0.5, 0.9),
-        ax: Axes | None = None,
-    ) -> Self:
-        """Show draws.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d), or dict of such by name
-        reference : array-like of shape (m, d), default=None
-            Exact draws.
-        features : sequence of int, default=None
-            Columns to show; None means all.
-        feature_names : sequence of str of length d, default=None
-            None means x0, x1 and so on.
-        truth : array-like of shape (d,), default=None
-            Values to mark in each row.
-        levels : (float, float), default=(0.5, 0.9)
-            Probabilities of the inner and the outer interval.
-        ax : Axes, default=None
-            Where to draw; None makes a figure.
-
-        Returns
-        -------
-        display : ForestDisplay
-
-        Raises
-        ------
-        ValueError
-            The samples, the reference, the names and the truth differ in their number of columns, a feature is none
-            of these, or the levels do not rise within (0, 1).
-        """
-        samples = as_samples(X)
-        d = next(iter(samples.values())).shape[1]
-        check_features(features, feature_names, d)
-        display = cls(
-            samples=samples,
-            reference=as_reference(reference, samples),
-            features=features,
-            feature_names=feature_names,
-            truth=as_row(truth, d, "truth"),
-        )
-        return display.plot(ax, levels=levels)
 
     def plot(self, ax: Axes | None = None, *, levels: tuple[float, float] = (0.5, 0.9)) -> Self:
         """Draw.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -28,22 +29,24 @@ if TYPE_CHECKING:
     from matplotlib.collections import PathCollection, QuadMesh
     from matplotlib.lines import Line2D
 
+#: What an axis of losses says where there are none.
+NOT_TRAINED = "Nothing was trained: the fit is its start."
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LossDisplay:
     """Loss at each iteration, and the discrepancy under the fixed kernel that monitors the training.
 
-    The two are under different kernels, so each has its own axis, in the colour of its line. The loss of the
-    U-statistic falls to zero up to noise, and may be negative.
+    The two are under different kernels, so each has its own axis, in the colour of its line; of several fits each has
+    a colour, and dotted lines are the discrepancy. The loss of the U-statistic falls to zero up to noise, and may be
+    negative.
 
     Parameters
     ----------
-    losses : array-like of shape (n_iter,)
-        See `loss_curve_` of the estimator.
-    monitored : array-like of shape (k,), default=None
-        Values of the fixed-kernel discrepancy.
-    monitored_at : array-like of shape (k,), default=None
-        Iterations of these.
+    losses : array-like of shape (n_iter,), or dict of such by name
+        See `loss_curve_` of the estimator; empty of a fit that was not trained.
+    monitored : array-like of shape (n_looks, 2), or dict of such by name, default=None
+        Iterations and values of the fixed-kernel discrepancy, see `ksd_curve_`.
     label : str, default="loss"
         Of the axis of the losses.
 
@@ -54,9 +57,14 @@ class LossDisplay:
     monitor_ax_ : Axes or None
         Of the discrepancy, with the same iterations.
     figure_ : Figure
+    lines_ : list of Line2D
+        Means of the loss over blocks of iterations, of each fit.
     line_ : Line2D
-        Means of the loss over blocks of iterations.
+        The first of them.
+    monitor_lines_ : list of Line2D
+        Of the fits that have looks.
     monitor_line_ : Line2D or None
+        The first of them.
 
     See Also
     --------
@@ -67,23 +75,28 @@ class LossDisplay:
     >>> from skksivi import KSIVIApproximator
     >>> from skksivi.plotting import LossDisplay
     >>> from skksivi.targets import XShaped
-    >>> q = KSIVIApproximator(max_iter=600, random_state=0).fit(XShaped())
-    >>> display = LossDisplay.from_estimator(q)
+    >>> fits = {n: KSIVIApproximator(max_iter=n, random_state=0).fit(XShaped()) for n in (200, 600)}
+    >>> display = LossDisplay.from_estimator(fits)
     >>> display.figure_.savefig("loss.png")  # doctest: +SKIP
     """
 
-    losses: ArrayLike
-    monitored: ArrayLike | None = None
-    monitored_at: ArrayLike | None = None
+    losses: ArrayLike | Mapping[str, ArrayLike]
+    monitored: ArrayLike | Mapping[str, ArrayLike] | None = None
     label: str = "loss"
 
     @classmethod
-    def from_estimator(cls, estimator: BaseApproximator, *, ax: Axes | None = None, monitor: bool = True) -> Self:
-        """Show the training of a fitted estimator.
+    def from_estimator(
+        cls,
+        estimator: BaseApproximator | Mapping[str, BaseApproximator],
+        *,
+        ax: Axes | None = None,
+        monitor: bool = True,
+    ) -> Self:
+        """Show the training of a fitted estimator, or of several.
 
         Parameters
         ----------
-        estimator : approximator
+        estimator : approximator, or dict of such by name
             Fitted, with a `loss_curve_`.
         ax : Axes, default=None
             Where to draw; None makes a figure.
@@ -99,17 +112,21 @@ class LossDisplay:
         NotFittedError
             Before `fit`.
         TypeError
-            The estimator has no loss curve.
+            An estimator has no loss curve.
+        ValueError
+            The dict is empty.
         """
-        check_fit(estimator, name="estimator")
-        if not hasattr(estimator, "loss_curve_"):
-            raise TypeError(f"`estimator` must have a `loss_curve_`, but {type(estimator).__name__} has none.")
-        losses, values = estimator.loss_curve_, getattr(estimator, "ksd_curve_", [])
-        label = loss_label(estimator)
-        if not (monitor and len(values)):
-            return cls(losses=losses, label=label).plot(ax)
-        at, monitored = np.asarray(values).T
-        return cls(losses=losses, monitored=monitored, monitored_at=at, label=label).plot(ax)
+        fits = dict(estimator) if isinstance(estimator, Mapping) else {type(estimator).__name__: estimator}
+        if not fits:
+            raise ValueError("`estimator` is an empty dict; give a fit, or a dict of fits by name.")
+        for name, fit in fits.items():
+            check_fit(fit, name="estimator" if fit is estimator else f"estimator[{name!r}]")
+            if not hasattr(fit, "loss_curve_"):
+                raise TypeError(f"`estimator` must have a `loss_curve_`, but {type(fit).__name__} has none.")
+        labels = {loss_label(fit) for fit in fits.values()}
+        looks = {name: getattr(fit, "ksd_curve_", ()) for name, fit in fits.items()} if monitor else None
+        losses = {name: fit.loss_curve_ for name, fit in fits.items()}
+        return cls(losses=losses, monitored=looks, label=labels.pop() if len(labels) == 1 else "loss").plot(ax)
 
     def plot(self, ax: Axes | None = None) -> Self:
         """Draw.
@@ -125,33 +142,50 @@ class LossDisplay:
         """
         ax = own_axes(ax)
         self.ax_, self.figure_ = ax, ax.figure
-        losses = np.asarray(self.losses, dtype=np.float64)
-        at, means = _block_means(losses)
-        ax.plot(np.arange(1, len(losses) + 1), losses, color=COLOURS[0], linewidth=0.5, alpha=0.25)
-        (self.line_,) = ax.plot(at, means, color=COLOURS[0], label="loss, means of blocks")
-        _set_scale(ax, losses, means)
+        curves = {name: np.asarray(losses, dtype=np.float64) for name, losses in _by_name(self.losses).items()}
+        looks = {name: np.asarray(a) for name, a in _by_name(self.monitored).items() if np.size(a)}
+        self.lines_: list[Line2D] = []
+        for (name, losses), colour in zip(curves.items(), cycle(COLOURS)):
+            ax.plot(np.arange(1, len(losses) + 1), losses, color=colour, linewidth=0.5, alpha=0.25)
+            label = name if len(losses) else f"{name}: not trained"
+            self.lines_ += ax.plot(*_block_means(losses), color=colour, label=label)
+        self.line_ = self.lines_[0]
+        _set_scale(ax, [losses[np.isfinite(losses)] for losses in curves.values() if np.isfinite(losses).any()])
         if ax.get_yscale() != "log":
             ax.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
         ax.set(xlabel="iteration", ylabel=self.label)
-        self.monitor_ax_: Axes | None = None
-        self.monitor_line_: Line2D | None = None
-        if self.monitored is not None:
-            self.monitor_ax_, self.monitor_line_ = self._plot_monitor(ax)
+        if len(curves) > 1:
+            ax.legend(frameon=False, loc="upper right")
+        if not any(map(len, curves.values())):
+            ax.text(0.5, 0.53, NOT_TRAINED, transform=ax.transAxes, ha="center")
+            ax.set(xticks=[], yticks=[])
+            looks = {}
+        self.monitor_ax_: Axes | None
+        self.monitor_ax_, self.monitor_lines_ = _plot_looks(ax, looks, list(curves)) if looks else (None, [])
+        self.monitor_line_ = next(iter(self.monitor_lines_), None)
         return self
 
-    def _plot_monitor(self, ax: Axes) -> tuple[Axes, Line2D]:
-        values = np.asarray(self.monitored, dtype=np.float64)
-        current = ax.figure.gca()
-        beside = ax.twinx()
-        ax.figure.sca(current)
-        (line,) = beside.plot(np.asarray(self.monitored_at), values, "o-", color=COLOURS[1], markersize=4)
-        low, high = min(values.min(), 0), max(values.max(), 0)
-        beside.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-        beside.set_ylabel(r"KSD$^2$ under a fixed kernel", color=COLOURS[1])
-        for axes, colour in ((ax, COLOURS[0]), (beside, COLOURS[1])):
-            axes.yaxis.label.set_color(colour)
-            axes.tick_params(axis="y", colors=colour)
-        return beside, line
+
+def _by_name(curves: ArrayLike | Mapping[str, ArrayLike] | None) -> dict[str, ArrayLike]:
+    """Return curves by the names of fits, an empty one of a single fit."""
+    return dict(curves) if isinstance(curves, Mapping) else {} if curves is None else {"": curves}
+
+
+def _plot_looks(ax: Axes, looks: Mapping[str, np.ndarray], names: list[str]) -> tuple[Axes, list[Line2D]]:
+    """Draw looks (n_looks, 2) in axes beside the losses of fits of these names: of one fit in a colour of its own."""
+    current, beside, lines, alone = ax.figure.gca(), ax.twinx(), list["Line2D"](), len(names) == 1
+    ax.figure.sca(current)
+    for name, curve in looks.items():
+        colour = COLOURS[1 if alone else names.index(name) % len(COLOURS)]
+        lines += beside.plot(*curve.T, "o-" if alone else "o:", color=colour, markersize=4)
+    values = np.concatenate([curve[:, 1] for curve in looks.values()])
+    low, high = min(values.min(), 0), max(values.max(), 0)
+    beside.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    beside.set_ylabel(r"KSD$^2$ under a fixed kernel" + (", dotted" if not alone else ""))
+    for axes, colour in ((ax, COLOURS[0]), (beside, COLOURS[1])) if alone else ():
+        axes.yaxis.label.set_color(colour)
+        axes.tick_params(axis="y", colors=colour)
+    return beside, lines
 
 
 def _block_means(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -162,22 +196,23 @@ def _block_means(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.array([block.mean() + 1 for block in finite]), np.array([losses[block].mean() for block in finite])
 
 
-def _set_scale(ax: Axes, losses: np.ndarray, means: np.ndarray) -> None:
-    """Let neither single iterations nor the first ones hide the rest."""
-    finite = losses[np.isfinite(losses)]
-    if not len(finite):
+def _set_scale(ax: Axes, curves: list[np.ndarray]) -> None:
+    """Let neither single iterations nor the first ones hide the rest of finite losses."""
+    if not curves:
         return
-    last = finite[-max(1, len(finite) // 5) :]
-    small = max(abs(means[-1]), last.std())
-    if means.max() > 30 * small > 0:
+    finite, means = np.concatenate(curves), [_block_means(losses)[1] for losses in curves]
+    last = [losses[-max(1, len(losses) // 5) :] for losses in curves]
+    small = max(max(abs(mean[-1]), end.std()) for mean, end in zip(means, last, strict=True))
+    low, high = min(map(np.min, means)), max(map(np.max, means))
+    if high > 30 * small > 0 and low > -small:
         if finite.min() > 0:
             ax.set_yscale("log")
         else:
-            ax.set_yscale("symlog", linthresh=small)
-            ax.set_ylim(min(last.min(), -small), finite.max())
+            ax.set_yscale("symlog", linthresh=10 ** np.ceil(np.log10(small)))
+            ax.set_ylim(min(*map(np.min, last), -small), finite.max())
         return
-    low, high = np.quantile(finite, [0.01, 0.99])
-    low, high = min(low, means.min(), 0), max(high, means.max(), 0)
+    ends = np.quantile(finite, [0.01, 0.99])
+    low, high = min(ends[0], low, 0), max(ends[1], high, 0)
     ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
 
 

@@ -5,7 +5,7 @@ What is named here is imported when it is first used.
 
 from typing import TYPE_CHECKING
 
-from skksivi._utils.lazy import lazy
+from skksivi._utils.lazy import lazy as _lazy
 
 if TYPE_CHECKING:
     from skksivi import amortized as amortized
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from skksivi.predictors import KSIVIClassifier as KSIVIClassifier
     from skksivi.predictors import KSIVIRegressor as KSIVIRegressor
 else:
-    __all__, __dir__, __getattr__ = lazy(
+    __all__, __dir__, __getattr__ = _lazy(
         __name__,
         {
             "": [

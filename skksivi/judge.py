@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from skksivi._utils.arrays import html_table
+from skksivi._utils.arrays import listed, shown_by_rows, with_error
 from skksivi._utils.monte_carlo import (
     most_trusted,
     pareto_smoothed,
@@ -183,6 +183,7 @@ class Errors(NamedTuple):
         return float(np.nanmax(np.concatenate([[0.0], *parts])))
 
 
+@shown_by_rows
 @dataclass(frozen=True, order=True)
 class Verdict:
     """How good points or a fit are, and why; compared by the grade alone.
@@ -244,6 +245,10 @@ class Verdict:
     def __str__(self) -> str:
         return self.grade.name.lower().replace("_", " ") + (f": {self.reason}" if self.reason else "")
 
+    def _rows(self) -> list[tuple[str, str]]:
+        grade = str(self).partition(":")[0]
+        return [("grade", grade), ("reason", self.reason), ("to do", self.remedy), ("by", self.by)]
+
 
 def words_of(worst: Worst, label: Callable[[int], str]) -> str:
     """Describe an error in words, given the names of columns."""
@@ -296,6 +301,7 @@ class Estimate(NamedTuple):
     se: float | np.ndarray
 
 
+@shown_by_rows
 class Certificate(NamedTuple):
     """How far a fit is from its target, as far as weighted draws reach.
 
@@ -326,17 +332,16 @@ class Certificate(NamedTuple):
     share: float
     trusted: bool
 
-    def _repr_html_(self) -> str:
-        """Return it as a table of HTML."""
-        rows = [
+    def _rows(self) -> list[tuple[str, str]]:
+        return [
             ("divergence, in nats", f"{self.divergence:.2g} ± {self.se:.2g}"),
             ("k-hat", f"{self.k:.2f}"),
             ("effective sample size", f"{self.share:.0%} of the draws"),
             ("weights", "reliable" if self.trusted else "not reliable"),
         ]
-        return html_table(rows)
 
 
+@shown_by_rows
 class Evidence(NamedTuple):
     """Bounds on the log evidence, and an estimate; of a target known by its score relative to log p at `reference`.
 
@@ -364,6 +369,13 @@ class Evidence(NamedTuple):
     k: float
     trusted: bool
     reference: np.ndarray | None
+
+    def _rows(self) -> list[tuple[str, str]]:
+        names = "log evidence", "lower bound", "upper bound", "k-hat", "weights", "relative to log p at"
+        bounds = (with_error(float(found.value), float(found.se)) for found in (self.log_z, self.elbo, self.eubo))
+        weights = "reliable" if self.trusted else "not reliable"
+        reference = "" if self.reference is None else listed(self.reference)
+        return list(zip(names, [*bounds, f"{self.k:.2f}", weights, reference], strict=True))
 
 
 @dataclass(frozen=True, repr=False)

@@ -224,12 +224,17 @@ def test_reports_are_shown_in_a_notebook_with_every_word_escaped():
         (summary(q, target, random_state=0), ("&lt;b&gt;", "b&amp;w", "score calls", "\u00b1")),
         (diagnose(q, target, n_samples=500, random_state=0), ("Laplace, 500 draws", "Stein variances", "calls: ")),
         (importance_sample(q, target, random_state=0).certificate(), ("nats", "k-hat", "reliable", "\u00b1")),
+        (skksivi.evidence(q), ("log evidence", "\u00b1", "reliable")),
+        (skksivi.modes(q, target, random_state=0), ("weights", "1 \u00b1 0")),
+        (good_fit("KSIVIApproximator").verdict_, ("grade", "by")),
+        (good_fit("KSIVIApproximator").whitening_, ("found by", "score calls")),
         (calibrated, ("50 replications", "&lt;b&gt;", "b&amp;w", "draws too narrow")),
     ):
         page = shown._repr_html_()
         xml.etree.ElementTree.fromstring(f"<div>{page}</div>")  # noqa: S314
         assert all(word in page for word in words), page
         assert "<table>" in page
+        assert "array(" not in repr(shown)
 
 
 def test_a_search_is_shown_in_a_notebook_as_is_its_best_fit():

@@ -376,7 +376,13 @@ def test_a_fit_without_loss_and_with_lost_modes_is_drawn():
     assert [text.get_text() for text in figure.axes[0].texts] == expected
     assert figure.axes[3].get_title() == "modes: warning"
     assert figure.axes[3].get_legend_handles_labels()[1] == ["mode without draws"]
+
+    def compute_format_data():  # as IPython calls what shows the value of a cell
+        figure._ipython_display_()
+
+    compute_format_data()  # shows nothing: pyplot does at the end of the cell
     plt.close(figure)
+    pytest.raises(NotImplementedError, compute_format_data)
 
 
 # Mistakes

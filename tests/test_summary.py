@@ -12,8 +12,8 @@ from plain_targets import Mixture
 from scipy import optimize, special, stats
 
 from skksivi import summary
+from skksivi._utils.arrays import with_error
 from skksivi.baselines import SVGD, Laplace
-from skksivi.inference._summary import _cell
 from skksivi.judge import Grade, Verdict
 from skksivi.targets import Banana, constrained, from_log_prob
 
@@ -247,7 +247,7 @@ def test_a_number_ends_at_the_first_digit_of_its_error():
         (1.23456, math.nan, "1.23 ± ?"),
         (math.nan, math.nan, "?"),
     ):
-        assert _cell(value, se) == text
+        assert with_error(value, se) == text
 
 
 def test_a_table_is_aligned_and_has_all_in_its_frame():

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import html
+import math
 from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state
 from torch import Tensor
+
+T = TypeVar("T")
 
 #: What draws or seeds; None means fresh entropy, or a stream that goes on.
 RandomState = int | np.random.RandomState | None
@@ -157,6 +161,36 @@ def listed(x: ArrayLike) -> str:
     """Return a vector as a list that can be pasted, abridged if it is long."""
     values = [f"{float(value):.4g}" for value in as_array(x)]
     return f"[{', '.join(values if len(values) <= MOST_LISTED else [*values[:5], '...'])}]"
+
+
+def with_error(value: float, se: float) -> str:
+    """Return a number and its standard error, both to the first digit of the latter; "?" is what is unknown."""
+    if math.isnan(value):
+        return "?"
+    if not math.isfinite(se):
+        return f"{value:.3g} ± ?"
+    if se <= 1e-12 * abs(value) or se < 1e-200:  # of a constant, or a value that many draws share
+        return f"{value:.6g} ± 0"
+    last = int(f"{se:.0e}".partition("e")[2])
+    size = int(f"{max(abs(value), se):.0e}".partition("e")[2])
+    if size > 6 or last < -6:
+        return f"{value:.{max(size - last, 0)}e} ± {se:.0e}"
+    value, se = round(value, -last) + 0.0, round(se, -last)  # no -0
+    return f"{value:.{max(-last, 0)}f} ± {se:.{max(-last, 0)}f}"
+
+
+def shown_by_rows(cls: type[T]) -> type[T]:
+    """Give a class a line and an HTML table of what its `_rows()` returns, pairs of a name and words, if any."""
+
+    def line(self: T) -> str:
+        return f"{cls.__name__}({'; '.join(f'{name}: {words}' for name, words in self._rows() if words)})"  # type: ignore[attr-defined]
+
+    def table(self: T) -> str:
+        rows = (row for row in self._rows() if row[1])  # type: ignore[attr-defined]
+        return html_table(rows, align="left")
+
+    cls.__repr__, cls._repr_html_ = line, table  # type: ignore[assignment, method-assign, attr-defined]
+    return cls
 
 
 def html_table(

@@ -25,7 +25,7 @@ def keeping_random() -> Iterator[None]:
 
 
 def lazy(
-    package: str, where: Mapping[str, Sequence[str]]
+    package: str, where: Mapping[str, Sequence[str]], unlisted: Sequence[str] = ()
 ) -> tuple[list[str], Callable[[], list[str]], Callable[[str], object]]:
     """Return `__all__`, `__dir__` and `__getattr__` of a package.
 
@@ -36,6 +36,8 @@ def lazy(
     where : mapping of str to sequence of str
         Names by the submodule that defines them, with a dot before those of the parent, and below "" submodules that
         are listed; the others are found too.
+    unlisted : sequence of str
+        Names of `where` that other parts of the library need, but no user.
     """
     home = {name: module for module, names in where.items() for name in names}
 
@@ -53,5 +55,5 @@ def lazy(
         setattr(sys.modules[package], name, found)
         return found
 
-    names = sorted(home)
+    names = sorted(home.keys() - set(unlisted))
     return names, names.copy, load

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi._utils.arrays import as_numbers, as_tensor
+from skksivi._utils.arrays import as_numbers, as_tensor, shown_by_rows
 from skksivi.coordinates._affine import FAR, Affine, AffineMap, Identity, WhitenedScore
 from skksivi.judge import Verdict
 from skksivi.parameters import Init, Pilot, Whiten
@@ -197,7 +197,8 @@ class Attempt:
         return f"{self.stage:<22} {self.n_calls:>9,} calls {self.seconds:>7.2f} s  {self.verdict or 'no points'}"
 
 
-@dataclass(kw_only=True)
+@shown_by_rows
+@dataclass(kw_only=True, repr=False)
 class Whitening(Coordinates):
     """The coordinates x = m + L u of a fit, with results of the search for them.
 
@@ -296,6 +297,12 @@ class Whitening(Coordinates):
         if self.ascents is None:
             return 1.0
         return share_missed(self.modes.shape[1], self.n_looks, weight, width)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        verdict, calls = str(self.verdict or "").partition(":")[0], f"{self.n_score_calls:,}"
+        found = self.found_by, len(self.map.m), self.warp or "", len(self.modes), calls, verdict
+        names = "found by", "features", "curved by", "modes", "score calls", "verdict"
+        return list(zip(names, map(str, found), strict=True))
 
     def report(self) -> str:
         """Return a line for each stage of the pilot: its cost, and how good the points were after it, and why."""

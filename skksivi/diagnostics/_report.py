@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import textwrap
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -193,7 +195,8 @@ def draw_report(report: Diagnosis, axes: np.ndarray | None = None) -> Figure:
     if axes is None:
         import matplotlib.pyplot as plt  # imported here because it is slow
 
-        _, axes = plt.subplots(2, 2, figsize=(9.5, 7), layout="constrained")
+        figure, axes = plt.subplots(2, 2, figsize=(9.5, 7), layout="constrained")
+        figure._ipython_display_ = partial(_leave_to_pyplot, figure)  # type: ignore[attr-defined]
     axes = np.asarray(axes, dtype=object).ravel()
     if len(axes) != 4:
         raise ValueError(f"`axes` must be four, got {len(axes)}.")
@@ -206,6 +209,21 @@ def draw_report(report: Diagnosis, axes: np.ndarray | None = None) -> Figure:
             fails = report[name].verdict == "warn"
             ax.set_title(f"{name}: warning" if fails else name, color=WARNING_COLOUR if fails else "k", fontsize=10)
     return axes[0].figure
+
+
+def _leave_to_pyplot(figure: Figure) -> None:
+    """Show nothing as the value of a cell of a notebook that shows the figure, which is open, at its end.
+
+    Raises
+    ------
+    NotImplementedError
+        In any other case: IPython then shows the figure as it does others.
+    """
+    import matplotlib.pyplot as plt
+
+    is_value = any(frame.name == "compute_format_data" for frame in traceback.extract_stack())
+    if not (is_value and plt.fignum_exists(figure.number)):
+        raise NotImplementedError
 
 
 def _plot_checks(report: Diagnosis, ax: Axes) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._utils.arrays import RandomState, listed, make_generator, resolve_device
+from skksivi._utils.arrays import RandomState, listed, make_generator, resolve_device, shown_by_rows, with_error
 from skksivi.base import BaseApproximator, check_finite, check_fit
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import along_chord
@@ -27,6 +27,7 @@ from skksivi.training._run import ordinary_mode
 N_ASSIGNED = 20_000
 
 
+@shown_by_rows
 class Modes(NamedTuple):
     """Modes, their weights under the target and their shares of a fit.
 
@@ -52,6 +53,14 @@ class Modes(NamedTuple):
     shares: np.ndarray
     trusted: bool
     reason: str
+
+    def _rows(self) -> list[tuple[str, str]]:
+        weights = ", ".join(map(with_error, self.weights[:5].tolist(), self.standard_errors[:5].tolist()))
+        where = ", ".join(map(listed, self.centres[:5].round(3))) if self.centres.shape[1] <= 3 else ""
+        trusted, more = "yes" if self.trusted else f"no, {self.reason}", ", ..." * (len(self.weights) > 5)
+        names = "modes", "at", "weights", "shares of the draws", "trusted"
+        found = str(len(self.weights)), where, weights + more, listed(self.shares), trusted
+        return list(zip(names, found, strict=True))
 
 
 def modes(est: BaseApproximator, target: Target | ScoreFunction, *, random_state: RandomState = None) -> Modes:

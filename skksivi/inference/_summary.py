@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from skksivi._utils.arrays import RandomState, as_array, html_table, make_rng, make_seed, resolve_device
+from skksivi._utils.arrays import RandomState, as_array, html_table, make_rng, make_seed, resolve_device, with_error
 from skksivi._utils.checks import lies_between
 from skksivi.base import BaseApproximator, check_finite, check_fit, without_density
 from skksivi.coordinates._whitening import Whitening
@@ -75,7 +75,7 @@ class Table(ABC):
         k, columns = len(self.names), self._columns()
         most = 60
         some = range(k) if k <= most else [*range(most // 2), *range(k - most // 2, k)]
-        cells = ([_cell(value[i], se[i]) for value, se in columns.values()] for i in some)
+        cells = ([with_error(value[i], se[i]) for value, se in columns.values()] for i in some)
         rows = [[self.names[i], *row, self.notes[i]] for i, row in zip(some, cells, strict=True)]
         if len(rows) < k:
             rows.insert(most // 2, [f"... {k - len(rows):,} more ...", *([""] * len(columns)), ""])
@@ -135,22 +135,6 @@ class Summary(Table):
         for level, q, se in zip(self.levels, self.quantiles, self.quantiles_se, strict=True):
             found[f"{100 * level:.10g}%"] = q, se
         return found
-
-
-def _cell(value: float, se: float) -> str:
-    """Return a number and its standard error, both to the first digit of the latter; "?" is what is unknown."""
-    if math.isnan(value):
-        return "?"
-    if not math.isfinite(se):
-        return f"{value:.3g} ± ?"
-    if se <= 1e-12 * abs(value) or se < 1e-200:  # of a constant, or a value that many draws share
-        return f"{value:.6g} ± 0"
-    last = int(f"{se:.0e}".partition("e")[2])
-    size = int(f"{max(abs(value), se):.0e}".partition("e")[2])
-    if size > 6 or last < -6:
-        return f"{value:.{max(size - last, 0)}e} ± {se:.0e}"
-    value, se = round(value, -last) + 0.0, round(se, -last)  # no -0
-    return f"{value:.{max(-last, 0)}f} ± {se:.{max(-last, 0)}f}"
 
 
 def _aligned(head: list[str], rows: list[list[str]]) -> Iterator[str]:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from matplotlib.collections import LineCollection
     from matplotlib.lines import Line2D
 
+#: Both ends of what is shown of columns.
+Limits = dict[int, tuple[float, float]]
+
 #: Coordinates that are all shown unless some are named, and how many of more.
 MAX_FEATURES, SOME_FEATURES = 10, 6
 
@@ -173,8 +176,7 @@ class MarginalsDisplay(OfColumns):
         self.lines_: list[list[Line2D]] = [[] for _ in layers]
         for (i, j), panel in np.ndenumerate(self.axes_):
             if j <= i:
-                self._fill(panel, i, j, layers, list(limits), kind)
-                self._finish(panel, i, j, limits)
+                self._fill((i, j), layers, limits, kind)
             else:
                 panel.remove()
                 self.axes_[i, j] = None
@@ -188,12 +190,12 @@ class MarginalsDisplay(OfColumns):
             corner.legend(handles=handles, title=note, frameon=False, loc="upper right")
         return self
 
-    def _limits(self) -> dict[int, tuple[float, float]]:
+    def _limits(self) -> Limits:
         """Return the limits of each column: nearly all of the reference, else of all samples, and the truth."""
         shown = list(self.samples.values()) if self.reference is None else [self.reference]
         d = shown[0].shape[1]
         some = range(d if d <= MAX_FEATURES else SOME_FEATURES) if self.features is None else self.features
-        limits = {}
+        limits: Limits = {}
         for c in map(int, some):
             ends = [end for X in shown for end in span(X[:, c])] + ([] if self.truth is None else [self.truth[c]])
             margin = 0.04 * (np.nanmax(ends) - np.nanmin(ends))
@@ -201,39 +203,33 @@ class MarginalsDisplay(OfColumns):
         return limits
 
     def _fill(
-        self, panel: Axes, i: int, j: int, layers: list[tuple[str, np.ndarray, str]], columns: list[int], kind: str
+        self, at: tuple[int, int], layers: list[tuple[str, np.ndarray, str]], limits: Limits, kind: str
     ) -> None:
-        """Draw the marginal of a column, or a pair."""
-        a, b = columns[i], columns[j]
+        """Draw and label the marginal of a column, or a pair."""
+        panel, columns = self.axes_[at], list(limits)
+        a, b = (columns[i] for i in at)
+        names = [f"x{c}" if self.feature_names is None else self.feature_names[c] for c in (a, b)]
         for (_, X, colour), lines in zip(layers, self.lines_, strict=True):
-            if i == j:
+            if a == b:
                 lines.append(_marginal(panel, X[:, a], colour))
             elif kind == "scatter" and X is not self.reference:
                 x, y = thinned(X[:, [b, a]]).T
                 panel.scatter(x, y, s=2, color=colour, alpha=0.4, linewidths=0)
             else:
                 _contours(panel, thinned(X[:, [b, a]], MOST_BLURRED), colour)
-        for c, draw in ((b, panel.axvline), (a, panel.axhline))[: 1 + (i != j)]:
+        for c, draw in ((b, panel.axvline), (a, panel.axhline))[: 1 + (a != b)]:
             if self.truth is not None and np.isfinite(self.truth[c]):
                 draw(self.truth[c], color="k", linewidth=0.8, linestyle="--")
-
-    def _finish(self, panel: Axes, i: int, j: int, limits: dict[int, tuple[float, float]]) -> None:
-        """Label the outer panels and the diagonal, and set the limits."""
-        columns, names = list(limits), self.feature_names
-        a, b = (f"x{c}" if names is None else names[c] for c in (columns[i], columns[j]))
-        last = i == len(columns) - 1
-        panel.set_xlim(limits[columns[j]])
-        panel.tick_params(labelsize=8, labelbottom=last, labelleft=j == 0 and i > 0)
+        is_last, is_first = a == columns[-1], b == columns[0]
+        panel.tick_params(labelsize=8, labelbottom=is_last, labelleft=is_first and a != b)
         panel.locator_params(nbins=4)
-        panel.set_xlabel(b if last else "")
-        if i == j:
-            panel.set_title(_interval(next(iter(self.samples.values()))[:, columns[i]]), fontsize=10)
-            panel.set_yticks([])
-            panel.set_ylim(bottom=0)
+        panel.set(xlim=limits[b], xlabel=names[1] if is_last else "")
+        if a == b:
+            panel.set_title(_interval(next(iter(self.samples.values()))[:, a]), fontsize=10)
+            panel.set(yticks=[], ylim=(0, None))
             panel.spines[["left", "right", "top"]].set_visible(False)
         else:
-            panel.set_ylim(limits[columns[i]])
-            panel.set_ylabel(a if j == 0 else "")
+            panel.set(ylim=limits[a], ylabel=names[0] if is_first else "")
 
 
 def _interval(x: np.ndarray) -> str:

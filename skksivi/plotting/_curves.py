@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.collections import PathCollection, QuadMesh
     from matplotlib.lines import Line2D
 
-#: What an axis of losses says where there are none.
-NOT_TRAINED = "Nothing was trained: the fit is its start."
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LossDisplay:
@@ -157,7 +154,7 @@ class LossDisplay:
         if len(curves) > 1:
             ax.legend(frameon=False, loc="upper right")
         if not any(map(len, curves.values())):
-            ax.text(0.5, 0.53, NOT_TRAINED, transform=ax.transAxes, ha="center")
+            ax.text(0.5, 0.53, "Nothing was trained: the fit is its start.", transform=ax.transAxes, ha="center")
             ax.set(xticks=[], yticks=[])
             looks = {}
         self.monitor_ax_: Axes | None
@@ -178,9 +175,7 @@ def _plot_looks(ax: Axes, looks: Mapping[str, np.ndarray], names: list[str]) -> 
     for name, curve in looks.items():
         colour = COLOURS[1 if alone else names.index(name) % len(COLOURS)]
         lines += beside.plot(*curve.T, "o-" if alone else "o:", color=colour, markersize=4)
-    values = np.concatenate([curve[:, 1] for curve in looks.values()])
-    low, high = min(values.min(), 0), max(values.max(), 0)
-    beside.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    beside.axhline(0, linewidth=0)  # zero is within the limits
     beside.set_ylabel(r"KSD$^2$ under a fixed kernel" + (", dotted" if not alone else ""))
     for axes, colour in ((ax, COLOURS[0]), (beside, COLOURS[1])) if alone else ():
         axes.yaxis.label.set_color(colour)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from skksivi._utils.lazy import lazy
+from skksivi._utils.lazy import lazy as _lazy
 
 if TYPE_CHECKING:
     from skksivi.bridges import from_bridgestan as from_bridgestan
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from skksivi.targets._toy import StudentT as StudentT
     from skksivi.targets._toy import XShaped as XShaped
 else:
-    __all__, __dir__, __getattr__ = lazy(
+    __all__, __dir__, __getattr__ = _lazy(
         __name__,
         {
             ".score": ["remembered"],
@@ -51,4 +51,5 @@ else:
                 "StudentT", "XShaped",
             ],
         },
+        ["NamedTarget", "check_hyperprior", "coordinate_names", "log_normal_mixture", "outputs_of_networks"],
     )  # fmt: skip

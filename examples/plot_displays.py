@@ -45,7 +45,8 @@ draws = {
 # -------------------
 #
 # `skksivi.plotting.MarginalsDisplay`: marginals on the diagonal, and contours of pairs that hold half and 95% of the
-# draws below it.
+# draws below it. A title is the median of the first sample with its 90% interval. All parameters up to ten are shown
+# unless ``features`` names some; ``truth=`` marks the values that data were simulated with.
 
 shown = [0, 15, 16]
 display = MarginalsDisplay.from_draws(draws, exact, features=shown, feature_names=names)
@@ -95,7 +96,8 @@ plt.show()
 #
 # `skksivi.plotting.LossDisplay`: the loss of a training, here of the paper's objective from a narrow start. The
 # line is the mean over blocks; single values, in the background, are noise around it. The orange line is the
-# discrepancy under one fixed kernel, by which states of the training can be compared.
+# discrepancy under one fixed kernel, by which states of the training can be compared. A dict of fits by name shows
+# several, and an axis says so where a fit was not trained.
 
 trained = KSIVIApproximator(
     whiten=None, gradient_estimator="u-statistic", early_stopping=0.0, max_iter=MAX_ITER, random_state=0

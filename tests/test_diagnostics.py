@@ -382,7 +382,8 @@ def test_a_fit_without_loss_and_with_lost_modes_is_drawn():
 
     compute_format_data()  # shows nothing: pyplot does at the end of the cell
     plt.close(figure)
-    pytest.raises(NotImplementedError, compute_format_data)
+    with pytest.raises(NotImplementedError):
+        compute_format_data()
 
 
 # Mistakes

@@ -110,8 +110,8 @@ class OfColumns(OfDraws):
 class MarginalsDisplay(OfColumns):
     """Marginals on the diagonal and pairs of coordinates below it, with reference draws.
 
-    A title is the median of the first sample and the distances to its 5% and 95% quantiles. Lines around pairs
-    enclose the region of highest density that holds half, or 95%, of the draws.
+    A title is the median of the first sample, in its colour, and the distances to its 5% and 95% quantiles. Lines
+    around pairs enclose the region of highest density that holds half, or 95%, of the draws.
 
     Parameters
     ----------
@@ -225,7 +225,8 @@ class MarginalsDisplay(OfColumns):
         panel.locator_params(nbins=4)
         panel.set(xlim=limits[b], xlabel=names[1] if is_last else "")
         if a == b:
-            panel.set_title(_interval(next(iter(self.samples.values()))[:, a]), fontsize=10)
+            colour = COLOURS[0] if len(layers) > 1 else "k"
+            panel.set_title(_interval(next(iter(self.samples.values()))[:, a]), fontsize=10, color=colour)
             panel.set(yticks=[], ylim=(0, None))
             panel.spines[["left", "right", "top"]].set_visible(False)
         else:

@@ -13,7 +13,7 @@ from scipy.ndimage import gaussian_filter, map_coordinates
 from scipy.spatial import cKDTree
 from sklearn.utils import check_array
 
-from skksivi._utils.arrays import without_graph
+from skksivi._utils.arrays import as_numbers, without_graph
 from skksivi.base import BaseApproximator, check_fit
 from skksivi.score import HasLogProb
 
@@ -132,7 +132,7 @@ def as_row(values: ArrayLike | None, d: int, name: str) -> np.ndarray | None:
     """Return a value for each column of the draws, if there are some."""
     if values is None:
         return None
-    row = np.asarray(values, dtype=np.float64)
+    row = as_numbers(values, name)
     if row.shape != (d,):
         raise ValueError(f"`{name}` has shape {row.shape}, expected {(d,)}, a value for each column of the draws.")
     return row

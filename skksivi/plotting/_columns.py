@@ -197,9 +197,10 @@ class MarginalsDisplay(OfColumns):
         some = range(d if d <= MAX_FEATURES else SOME_FEATURES) if self.features is None else self.features
         limits: Limits = {}
         for c in map(int, some):
-            ends = [end for X in shown for end in span(X[:, c])] + ([] if self.truth is None else [self.truth[c]])
-            margin = 0.04 * (np.nanmax(ends) - np.nanmin(ends))
-            limits[c] = (np.nanmin(ends) - margin, np.nanmax(ends) + margin)
+            ends = [end for X in shown for end in span(X[:, c])]
+            ends += [] if self.truth is None or not np.isfinite(self.truth[c]) else [self.truth[c]]
+            margin = 0.04 * (max(ends) - min(ends))
+            limits[c] = (min(ends) - margin, max(ends) + margin)
         return limits
 
     def _fill(

@@ -380,6 +380,15 @@ def check_fit(est: object, target: object = None, name: str = "est") -> None:
     check_is_fitted(est)
 
 
+def of_predictor(est: Any, target: Any) -> tuple[Any, Any]:  # noqa: ANN401
+    """Return the approximator of a fitted predictor and what it was fitted to, if no target is given; others as they
+    are.
+    """
+    if target is None and not isinstance(est, BaseApproximator) and hasattr(est, "draw_names_"):
+        return getattr(est, "approximator_", est), getattr(est, "target_", None)
+    return est, target
+
+
 def check_approximator(
     est: object, target: object = None, name: str = "est", expected: str = "an approximator"
 ) -> None:

@@ -27,7 +27,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor
+from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor, diagnose, summary
 from skksivi.baselines import SVGD, Laplace, MeanFieldVI
 from skksivi.parameters import Pilot, Scale
 from skksivi.predictors import _predictors, _process
@@ -260,6 +260,9 @@ WRONG = [
     (lambda m: m.fit(X, Y).sample_y(X, True), "`n_samples` must be an int, got the truth value True"),
     *((lambda m, q=q: m.fit(X, Y).predict_quantiles(X, q), "quantiles") for q in ([0.0], [1.2], 0.5)),
     (lambda m: m.fit(X, Y).predict_quantiles(X, ["half"]), "`quantiles` must hold real numbers, got an array of <U4"),
+    (lambda _: clone(ESTIMATORS[2]).fit(IRIS, SPECIES).predict_quantiles(IRIS, [1.0]), "quantiles"),
+    (lambda m: summary(m.fit(X, TWO)), r"pass model\.estimators_\[0\]"),
+    (lambda m: summary(m.fit(X, Y), m.target_), r"pass model\.approximator_ and model\.target_"),
     (lambda m: m.fit(X, np.full(len(X), "a")), "`y` must hold real numbers, got an array of <U1"),
     *((lambda m, y=y: m.fit(X, TWO).log_predictive_density(X, y), r"expected \(442, 2\)") for y in COLUMNS),
 ]
@@ -342,6 +345,52 @@ def test_what_is_not_linear_has_no_coefficients(m, uncertified):
     assert not hasattr(m, "coef_")
     assert "coef_" not in dir(m) or "__dir__" not in vars(BaseEstimator)  # before scikit-learn 1.8
     assert (len(m.draw_names_), m.draw_names_[-1]) == (m.draws_.shape[1], "log(gamma)")
+
+
+def test_the_table_of_a_regressor_is_that_of_least_squares_in_the_units_of_the_data():
+    frame = named(X[:, :4]).rename(columns={"measure 0": "intercept"})  # a name that is taken
+    m = KSIVIRegressor(model="linear", hyperprior=(1e-3, 1e-3), random_state=0).fit(frame, 10 * Y)
+    with patch.object(m.target_, "score_fn", None), patch.object(m.target_, "log_prob", None):  # no call of either
+        table = summary(m)
+    names = "intercept", "intercept (x0)", "measure 1", "measure 2", "measure 3", "prior precision", "noise sd"
+    assert table.names == summary(m, random_state=1).names == names
+    A = np.column_stack([np.ones(len(X)), frame])
+    beta, (rss,) = np.linalg.lstsq(A, 10 * Y)[:2]
+    se = np.sqrt(rss / (len(Y) - 5) * np.linalg.inv(A.T @ A).diagonal())
+    assert (np.abs(table.mean[:5] - beta) < 0.3 * se + 5 * table.mean_se[:5]).all()  # the prior shrinks
+    np.testing.assert_allclose(table.sd[:5], se, rtol=0.1)
+    assert table.mean[-1] == pytest.approx((rss / (len(Y) - 5)) ** 0.5, rel=0.01)
+    drawn = m.target_.constrain(m.draws_)
+    np.testing.assert_allclose(drawn["intercept"].mean(), m.intercept_)
+    np.testing.assert_allclose([drawn[name].mean() for name in names[1:5]], m.coef_)
+    assert m.verdict_.good
+    assert m.verdict_.errors.mean.shape >= (7 + 3,)  # coordinates, and parameters that are not these in other units
+    assert diagnose(m, n_samples=500, random_state=0)["errors"].verdict == "ok"
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_the_table_of_a_classifier_has_the_coefficients_that_predict(k):
+    labels = np.array(["a", "b", "c"])[np.minimum(SPECIES, k - 1)]
+    m = clone(ESTIMATORS[2]).fit(named(IRIS), labels)
+    drawn = m.target_.constrain(m.draws_)
+    assert summary(m, n_samples=200).names == tuple(drawn) == tuple(m.draw_names_)
+    B = np.array(list(drawn.values())).reshape(5, -1, m.n_draws)
+    logits = B[0] + np.einsum("np,pks->nks", named(IRIS), B[1:])
+    p = scipy.special.softmax(np.concatenate([0 * logits, logits], 1) if k == 2 else logits, axis=1)
+    mean, sd = m.predict_proba(named(IRIS), return_std=True)
+    np.testing.assert_allclose(p.mean(-1), mean, atol=1e-9)
+    np.testing.assert_allclose(p.std(-1), sd, atol=1e-9)
+    levels = np.quantile(p, [0.1, 0.9], axis=-1)
+    np.testing.assert_allclose(m.predict_quantiles(named(IRIS), [0.1, 0.9]), np.moveaxis(levels, 0, -1), atol=1e-9)
+
+
+@pytest.mark.parametrize("m", [ESTIMATORS[1], clone(ESTIMATORS[1]).set_params(prior_precision=None), ESTIMATORS[3]])
+def test_what_is_not_linear_has_a_table_of_its_weights_and_precisions(m):
+    m = clone(m).set_params(approximator=Laplace()).fit(X[:40, :2], Y[:40])
+    names = [name for name in m.draw_names_ if not name.startswith("log(")]
+    assert summary(m).names[: len(names) or 1] == tuple(names or ["prior precision (relative)"])
+    drawn = m.target_.constrain(m.draws_)
+    np.testing.assert_allclose(drawn["noise sd"], np.sqrt(m._noise_variance(m.draws_)[:, 0]))
 
 
 RNG = np.random.RandomState(0)

@@ -20,7 +20,7 @@ import torch
 
 from skksivi._utils.arrays import RandomState, as_array, html_table, make_seed, resolve_device
 from skksivi._utils.checks import check_integer
-from skksivi.base import BaseApproximator, check_finite, check_fit
+from skksivi.base import BaseApproximator, check_finite, check_fit, of_predictor
 from skksivi.diagnostics._checks import (
     check_chains,
     check_errors,
@@ -313,7 +313,11 @@ def _in_plane(report: Diagnosis) -> tuple[np.ndarray, np.ndarray]:
 
 
 def diagnose(
-    est: BaseApproximator, target: Target | ScoreFunction, *, n_samples: int = 2000, random_state: RandomState = None
+    est: BaseApproximator,
+    target: Target | ScoreFunction | None = None,
+    *,
+    n_samples: int = 2000,
+    random_state: RandomState = None,
 ) -> Diagnosis:
     r"""Report on a fit, from its draws and the score of its target.
 
@@ -383,10 +387,10 @@ def diagnose(
 
     Parameters
     ----------
-    est : approximator
-        Fitted. For a predictor pass its `approximator_` and `target_`.
-    target : Target or callable
-        What it was fitted to, or its score function.
+    est : approximator, KSIVIRegressor or KSIVIClassifier
+        Fitted. A predictor knows its target.
+    target : Target or callable, default=None
+        What it was fitted to, or its score function; an approximator needs it.
     n_samples : int, default=2000
         Number of draws, at least 100; particles and states of chains are used at most once.
     random_state : int, RandomState or None, default=None
@@ -434,6 +438,7 @@ def diagnose(
     >>> diagnose(q, Multimodal(), n_samples=1000, random_state=0).ok
     True
     """
+    est, target = of_predictor(est, target)
     check_fit(est, target)
     check_integer(n_samples, "n_samples", min_val=100)
     device, seed = resolve_device(est.device_), make_seed(random_state)

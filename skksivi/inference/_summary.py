@@ -15,7 +15,7 @@ from scipy.special import ndtr, ndtri
 
 from skksivi._utils.arrays import RandomState, as_array, html_table, make_rng, make_seed, resolve_device, with_error
 from skksivi._utils.checks import lies_between
-from skksivi.base import BaseApproximator, check_finite, check_fit, without_density
+from skksivi.base import BaseApproximator, check_finite, check_fit, of_predictor, without_density
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._derived import Derived, Refined, asks_for_score, knows_density, unweighted
 from skksivi.families._samplers import Chains, Layers, Particles, Sampler
@@ -176,8 +176,8 @@ def summary(
 
     Parameters
     ----------
-    est : approximator
-        Fitted.
+    est : approximator, KSIVIRegressor or KSIVIClassifier
+        Fitted. A predictor knows its target; the rows are then its parameters in the units of the data.
     target : Target or callable, default=None
         What it was fitted to, or its score function. If it has `constrain`, the rows are parameters of the model,
         with names such as "b[0]" or "b[1,2]"; otherwise coordinates, with the `names` of the target or as "x[0]".
@@ -242,10 +242,15 @@ def summary(
     >>> abs(table.mean - 2) < 4 * table.mean_se
     array([ True])
     """
+    limits, of_model = Limits(n_samples, within, max_score_calls), est
+    est, known = of_predictor(est, target)
+    if est is not of_model and (
+        limits != Limits() or random_state is not None or not hasattr(est, "weighted_draws_")
+    ):
+        target = known
     check_fit(est, target)
     levels = _checked(quantiles)
     every = np.union1d(levels, COMPARED)
-    limits = Limits(n_samples, within, max_score_calls)
     sample, before = None, _calls_of_draws(est.sampler_)
     if knows_density(est.sampler_) or target is None:
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -34,6 +36,7 @@ from skksivi._utils.arrays import (
 from skksivi._utils.checks import check_integer
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators import KSIVIApproximator
+from skksivi.judge import Verdict
 from skksivi.parameters import Nested, Pilot, Scale, chains_of
 from skksivi.predictors._process import Process, fit_process, merged
 from skksivi.training import logged
@@ -50,6 +53,9 @@ N_NETWORKS = 20
 #: Rows of data above which training uses minibatches of this size.
 N_ROWS = 1000
 
+#: Names of parameters that no column of X may take.
+OWN_NAMES = {"intercept", "log(lambda)", "log(gamma)", "prior precision", "noise sd"}
+
 
 class _Predictor(Nested, ABC):
     """A model whose posterior is fitted by an approximator, and draws from it."""
@@ -62,6 +68,7 @@ class _Predictor(Nested, ABC):
     random_state: RandomState
     verbose: int
     n_features_in_: int
+    target_: Any
 
     _parameter_constraints: ClassVar[Constraints] = {
         "approximator": [BaseApproximator, None],
@@ -87,8 +94,20 @@ class _Predictor(Nested, ABC):
             q.set_params(verbose=self.verbose)
         return q
 
-    def _fit_draws(self, q: BaseApproximator, target: targets.Target) -> None:
-        """Fit the approximator to the posterior, and keep draws, also of a fit that Ctrl-C has ended."""
+    def _fit_draws(self, q: BaseApproximator, target: Any = None) -> None:  # noqa: ANN401
+        """Fit the approximator to the posterior, or to that of minibatches, and keep draws, also of a fit that Ctrl-C
+        has ended. Coordinates get names, and parameters the units of the data.
+        """
+        target, unnamed = self.target_ if target is None else target, [f"x{j}" for j in range(self.n_features_in_)]
+        features = list(map(str, getattr(self, "_features", getattr(self, "feature_names_in_", unnamed))))
+        is_taken = {name for name, n in Counter(features).items() if n > 1} | OWN_NAMES
+        features = [f"{name} (x{j})" if name in is_taken else name for j, name in enumerate(features)]
+        self.draw_names_ = np.array(self._names_of_draws(features), dtype=object)
+        units = copy.copy(self)  # which stay when this predictor is fitted again
+        for name in ("approximator_", "draws_", "target_"):
+            units.__dict__.pop(name, None)
+        for each in (self.target_, target):
+            each.names, each.constrain = tuple(self.draw_names_), units._parameters  # noqa: SLF001
         try:
             q.fit(target)
         finally:
@@ -107,19 +126,24 @@ class _Predictor(Nested, ABC):
         return self._plane()[1]
 
     @property
-    def draw_names_(self) -> np.ndarray:
-        """Names of the columns of `draws_`."""
-        self._check_learned("draw_names_")
-        unnamed = [f"x{j}" for j in range(self.n_features_in_)]
-        return np.array(self._names_of_draws(list(getattr(self, "feature_names_in_", unnamed))), dtype=object)
+    def verdict_(self) -> Verdict | None:
+        """How good the fit of the posterior is, of several columns of y the worst; None if nothing has judged it."""
+        self._check_learned("verdict_")
+        fits = [one.approximator_ for one in getattr(self, "estimators_", [])] or [self.approximator_]
+        verdicts: list[Any] = [fit.verdict_ for fit in fits]
+        return None if None in verdicts else min(verdicts)
 
     @abstractmethod
     def _plane(self) -> tuple[np.ndarray, np.ndarray]:
         """Return posterior means of coefficients and intercept; raise AttributeError if the model has none."""
 
     @abstractmethod
-    def _names_of_draws(self, features: list[object]) -> list[str]:
+    def _names_of_draws(self, features: list[str]) -> list[str]:
         """Return the names of the columns of `draws_`, given those of the columns of X."""
+
+    @abstractmethod
+    def _parameters(self, X: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the parameters of draws X (m, d), each (m,) by its name, in the units of the data."""
 
     def _check_learned(self, name: str) -> None:
         """Raise AttributeError, which `hasattr` and notebooks expect, before `fit`."""
@@ -138,10 +162,6 @@ class _Predictor(Nested, ABC):
     def _with_ones(self, X: np.ndarray) -> np.ndarray:
         """Standardise columns and put a column of ones before them."""
         return np.column_stack([np.ones(len(X)), self._standardised(X)])
-
-    def _width(self) -> int:
-        """Return the number of entries of a draw, zero if there are none."""
-        return self.draws_.shape[1] if hasattr(self, "draws_") else 0
 
     def _check_inputs(self, X: ArrayLike) -> np.ndarray:
         check_is_fitted(self)
@@ -202,12 +222,15 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         Names of the columns of `draws_`: "intercept", names of the columns of X and "log(lambda)", "log(gamma)" of a
         linear function, the precisions alone of a process, the letters of `skksivi.targets.BayesianNeuralNetwork` of
         a network.
+    verdict_ : Verdict or None
+        How good the fit of the posterior is, from the approximator, if it judges its fits; of several columns of y
+        the worst.
     coef_ : ndarray of shape (p,) or (k, p)
         Posterior means of the coefficients, in the units of X and y; only of model="linear".
     intercept_ : float or ndarray of shape (k,)
         Posterior mean of the intercept, likewise.
     target_ : Target
-        The posterior.
+        The posterior. Its `constrain` returns the parameters of draws in the units of X and y.
     estimators_ : list of KSIVIRegressor
         One per column of y if there are several; these then have `approximator_`, `draws_` and `target_`.
     n_features_in_ : int
@@ -272,9 +295,17 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
             y = as_numbers(y, "y")
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True)
         columns = y.T if y.ndim == 2 else []
-        self.estimators_ = [clone(self).fit(X, column, sample_weight) for column in columns]
+        self.estimators_ = [clone(self) for _ in columns]
+        for one, column in zip(self.estimators_, columns, strict=True):
+            if hasattr(self, "feature_names_in_"):  # X is an array by now
+                one.__dict__["_features"] = self.feature_names_in_
+            one.fit(X, column, sample_weight)
         if not self.estimators_:
             self._fit_one(X, y, sample_weight)
+            return self
+        for name in ("approximator_", "draws_", "target_"):  # of the last fit
+            self.__dict__.pop(name, None)
+        self.draw_names_ = self.estimators_[0].draw_names_
         return self
 
     def _fit_one(self, X: np.ndarray, y: np.ndarray, sample_weight: ArrayLike | None) -> None:
@@ -301,10 +332,10 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
 
     def _fit_linear(self, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:
         z = (y - self._y_mean) / self._y_scale
-        self.target_: Any = targets.BayesianLinearRegression(
+        self.target_ = targets.BayesianLinearRegression(
             self._with_ones(X), z, hyperprior=self.hyperprior, sample_weight=w
         )
-        self._fit_draws(self._new_approximator(len(X)), self.target_)
+        self._fit_draws(self._new_approximator(len(X)))
 
     def _fit_network(self, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:
         self._n_units = int(self.n_hidden)
@@ -318,14 +349,14 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         )
         q = self._new_approximator(len(X))
         self._start_at_networks(q)
-        self._fit_draws(q, self.target_ if len(X) <= N_ROWS else targets.Minibatches(self.target_, N_ROWS))
+        self._fit_draws(q, None if len(X) <= N_ROWS else targets.Minibatches(self.target_, N_ROWS))
 
     def _fit_process(self, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:
         Z, z, rng = self._standardised(X), (y - self._y_mean) / self._y_scale, make_rng(self.random_state)
         self._process, self.target_ = fit_process(Z, z, w, self.hyperprior[0], rng)
         with logged(self.verbose):
             logging.getLogger("skksivi").info("chosen: %s", self._process)
-        self._fit_draws(self._new_approximator(len(X)), self.target_)
+        self._fit_draws(self._new_approximator(len(X)))
 
     def _start_at_networks(self, q: BaseApproximator) -> None:
         """Let an approximator start at random weights, or its pilot at trained networks, unless it has an `init`."""
@@ -362,17 +393,27 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         coef, intercept = self._in_units(self.draws_[:, :-2].mean(0))
         return self._y_scale * coef, self._y_mean + self._y_scale * intercept
 
-    def _names_of_draws(self, features: list[object]) -> list[str]:
-        if self._is_multiple():
-            return self.estimators_[0]._names_of_draws(features)  # noqa: SLF001
+    def _names_of_draws(self, features: list[str]) -> list[str]:
+        precisions = ["log(lambda)", "log(gamma)"]
         if self._process is not None:
-            return ["log(lambda)", "log(gamma)"]
+            return precisions
         if self._n_units is None:
-            return ["intercept", *map(str, features), "log(lambda)", "log(gamma)"]
+            return ["intercept", *features, *precisions]
         units = range(self._n_units)
         weights = [*(f"W[{name},{k}]" for name in features for k in units), *(f"b_1[{k}]" for k in units)]
-        names = [*weights, *(f"w[{k}]" for k in units), "b_2", "log(lambda)", "log(gamma)"]
-        return names if len(names) == self._width() else [*names[:-2], names[-1]]
+        names = [*weights, *(f"w[{k}]" for k in units), "b_2"]
+        return names + precisions[-(self.target_.n_features - len(names)) :]
+
+    def _parameters(self, X: np.ndarray) -> dict[str, np.ndarray]:
+        values = list(X.T)
+        if self._process is None and self._n_units is None:
+            coef, intercept = self._in_units(X[:, :-2])
+            values[:-2] = [self._y_mean + self._y_scale * intercept, *self._y_scale * coef.T]
+        found = dict(zip(self.draw_names_, values, strict=True))
+        del found["log(gamma)"]
+        if (log_lam := found.pop("log(lambda)", None)) is not None:
+            found["prior precision" + " (relative)" * (self._process is not None)] = np.exp(log_lam)
+        return {**found, "noise sd": np.sqrt(self._noise_variance(X)[:, 0])}
 
     def _outputs(self, X: np.ndarray) -> np.ndarray:
         """Return f of each draw at each row, shape (n_draws, n), in the units of y."""
@@ -385,19 +426,19 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     def _n_weights(self) -> int:
         return (self.n_features_in_ + 2) * (self._n_units or 0) + 1
 
-    def _noise_variance(self) -> np.ndarray:
-        """Return the variance of the noise of y for each draw, shape (n_draws, 1)."""
+    def _noise_variance(self, draws: np.ndarray) -> np.ndarray:
+        """Return the variance of the noise of y for each of some draws (m, d), shape (m, 1)."""
         unit = 1.0 if self._process is None else self._process.noise_variance
-        return unit * np.exp(-self.draws_[:, -1:]) * self._y_scale**2
+        return unit * np.exp(-draws[:, -1:]) * self._y_scale**2
 
     def _normals(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return means and variances of a new y at rows for each draw, shapes (n_draws, n) and (n_draws, n or 1)."""
         if self._process is None:
-            return self._outputs(X), self._noise_variance()
+            return self._outputs(X), self._noise_variance(self.draws_)
         phi, left_out = self._process.features(self._standardised(X))
         mean, variance = self._process.coefficients(self.draws_)
-        spread = variance @ np.square(phi).T + left_out / np.exp(self.draws_[:, :1])
-        return self._y_mean + self._y_scale * (mean @ phi.T), self._y_scale**2 * spread + self._noise_variance()
+        spread = self._y_scale**2 * (variance @ np.square(phi).T + left_out / np.exp(self.draws_[:, :1]))
+        return self._y_mean + self._y_scale * (mean @ phi.T), spread + self._noise_variance(self.draws_)
 
     def _functions(self, X: np.ndarray, s: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
         """Return f at all rows for each of the draws s (k,) of the posterior, shape (k, n)."""
@@ -451,11 +492,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
             Or (n, n_outputs, k) for y of several columns.
         """
         X = self._check_inputs(X)
-        levels = as_numbers(quantiles, "quantiles")
-        if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
-            raise ValueError(
-                f"`quantiles` must be a list of numbers between 0 and 1, both excluded, got {quantiles!r}."
-            )
+        levels = levels_of(quantiles)
         if self._is_multiple():
             return self._of_each("predict_quantiles", X, levels)
         return np.concatenate([quantiles_of_mixture(levels, *self._normals(X[rows])) for rows in self._parts(len(X))])
@@ -498,7 +535,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
             return self._of_each("sample_y", X, n_samples, rng)
         s = rng.randint(len(self.draws_), size=n_samples)
         f = self._functions(X, s, rng)
-        return (f + np.sqrt(self._noise_variance()[s]) * rng.normal(size=f.shape)).T
+        return (f + np.sqrt(self._noise_variance(self.draws_[s])) * rng.normal(size=f.shape)).T
 
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         r"""Evaluate :math:`\log \frac1S \sum_s N(y_i; f_s(x_i), 1 / \gamma_s)`, the mixture over draws.
@@ -522,6 +559,14 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
             return np.sum([one.log_predictive_density(X, column) for one, column in columns], axis=0)
         parts = [targets.log_normal_mixture(y[rows], *self._normals(X[rows])) for rows in self._parts(len(X))]
         return np.concatenate(parts)
+
+
+def levels_of(quantiles: ArrayLike) -> np.ndarray:
+    """Return the levels of quantiles (k,) as an array."""
+    levels = as_numbers(quantiles, "quantiles")
+    if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
+        raise ValueError(f"`quantiles` must be a list of numbers between 0 and 1, both excluded, got {quantiles!r}.")
+    return levels
 
 
 def quantiles_of_mixture(levels: np.ndarray, f: np.ndarray, variance: np.ndarray) -> np.ndarray:
@@ -584,8 +629,9 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         Weights of the classes, which multiply the weights of the observations; "balanced" gives all classes the same
         total weight.
     approximator : approximator, default=None
-        Any approximator of this package; None means `KSIVIApproximator` with its defaults. Its parameters can be set
-        and searched, as ``approximator__bandwidth``, also where it is None.
+        Any approximator of this package; None means `KSIVIApproximator` with whiten=Pilot(skip=("other modes",
+        "importance sampling")): there is one mode. Its parameters can be set and searched, as
+        ``approximator__bandwidth``, also where it is None.
     n_draws : int, default=1000
         Number of posterior draws to keep.
     random_state : int, RandomState or None, default=None
@@ -603,12 +649,14 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
     draw_names_ : ndarray of shape (n_parameters,)
         Names of the columns of `draws_`: "intercept" and names of the columns of X, of several classes with the class
         as "age[a]".
+    verdict_ : Verdict or None
+        How good the fit of the posterior is, from the approximator, if it judges its fits.
     coef_ : ndarray of shape (1, p) or (k, p)
         Posterior means of the coefficients, in the units of X; one row for two classes.
     intercept_ : ndarray of shape (1,) or (k,)
         Posterior means of the intercepts, likewise.
     target_ : Target
-        The posterior.
+        The posterior. Its `constrain` returns the parameters of draws in the units of X.
     n_features_in_ : int
     feature_names_in_ : ndarray of str
         Names of the columns of X, if they have names.
@@ -641,6 +689,10 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
     random_state: RandomState = None
     verbose: int = 0
 
+    def _default_approximator(self, n_rows: int = 1) -> BaseApproximator:
+        # log p is concave, so there is one mode, from which short chains know a skewed posterior sooner than weights
+        return KSIVIApproximator(whiten=Pilot(skip=("other modes", "importance sampling")))
+
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the posterior and keep draws of it.
 
@@ -672,41 +724,77 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         w = w * compute_sample_weight(given, y)
         is_binary = len(self.classes_) == 2
         model = targets.BayesianLogisticRegression if is_binary else targets.BayesianMultinomialRegression
-        self.target_: Any = model(self._with_ones(X), y, self.prior_precision, sample_weight=w)
-        self._fit_draws(self._new_approximator(len(X)), self.target_)
+        self.target_ = model(self._with_ones(X), y, self.prior_precision, sample_weight=w)
+        self._fit_draws(self._new_approximator(len(X)))
         return self
 
     def _plane(self) -> tuple[np.ndarray, np.ndarray]:
         self._check_learned("coef_")
-        mean, k = self.draws_.mean(0), len(self.classes_)
-        return self._in_units(mean[None] if k == 2 else mean.reshape(-1, k).T)
+        return self._in_units(self._by_class(self.draws_.mean(0)))
 
-    def _names_of_draws(self, features: list[object]) -> list[str]:
-        names = ["intercept", *map(str, features)]
+    def _by_class(self, draws: np.ndarray) -> np.ndarray:
+        """Return draws (..., d) as coefficients of each class, or of the second of two, (..., k or 1, p + 1)."""
+        k = len(self.classes_) if len(self.classes_) > 2 else 1
+        return draws.reshape(*draws.shape[:-1], -1, k).swapaxes(-1, -2)
+
+    def _names_of_draws(self, features: list[str]) -> list[str]:
+        names = ["intercept", *features]
         return names if len(self.classes_) == 2 else [f"{name}[{label}]" for name in names for label in self.classes_]
 
-    def predict_proba(self, X: ArrayLike) -> np.ndarray:
+    def _parameters(self, X: np.ndarray) -> dict[str, np.ndarray]:
+        coef, intercept = self._in_units(self._by_class(X))
+        values = np.concatenate([intercept[..., None], coef], -1).swapaxes(1, 2)
+        return dict(zip(self.draw_names_, values.reshape(len(X), -1).T, strict=True))
+
+    def predict_proba(self, X: ArrayLike, return_std: bool = False) -> Any:  # noqa: ANN401
         """Predict the probability of each class, the mean over draws.
 
         Parameters
         ----------
         X : array-like of shape (n, p)
+        return_std : bool, default=False
+            Whether to return the posterior standard deviations of the probabilities too.
 
         Returns
         -------
         proba : ndarray of shape (n, n_classes)
             In the order of `classes_`.
+        proba_std : ndarray of shape (n, n_classes)
+            With `return_std`: from the spread of the draws.
         """
-        Z = self._with_ones(self._check_inputs(X))
-        return np.concatenate([self._proba(Z[rows]) for rows in self._parts(len(Z), len(self.classes_))])
+        mean, sd = np.concatenate([[p.mean(0), p.std(0)] for p in self._probabilities(X)], axis=1)
+        return (mean, sd) if return_std else mean
 
-    def _proba(self, Z: np.ndarray) -> np.ndarray:
-        z, draws = as_tensor(Z), as_tensor(self.draws_)
-        if len(self.classes_) == 2:
-            p = torch.sigmoid(draws @ z.T).mean(0)
-            return torch.stack([1 - p, p], 1).numpy()
-        logits = z @ draws.unflatten(1, (z.shape[1], -1))
-        return logits.softmax(-1).mean(0).numpy()
+    def predict_quantiles(self, X: ArrayLike, quantiles: ArrayLike = (0.05, 0.5, 0.95)) -> np.ndarray:
+        """Predict posterior quantiles of the probability of each class.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, p)
+        quantiles : array-like of shape (k,), default=(0.05, 0.5, 0.95)
+            Between 0 and 1, both excluded.
+
+        Returns
+        -------
+        proba_quantiles : ndarray of shape (n, n_classes, k)
+            Classes in the order of `classes_`.
+
+        Raises
+        ------
+        ValueError
+            A level is not between 0 and 1.
+        """
+        levels = levels_of(quantiles)
+        parts = [np.quantile(p, levels, axis=0) for p in self._probabilities(X)]
+        return np.moveaxis(np.concatenate(parts, axis=1), 0, -1)
+
+    def _probabilities(self, X: ArrayLike) -> Iterator[np.ndarray]:
+        """Yield the probabilities of parts of the rows for each draw, (n_draws, n, n_classes)."""
+        z, B = as_tensor(self._with_ones(self._check_inputs(X))), as_tensor(self._by_class(self.draws_)).mT
+        for rows in self._parts(len(z), len(self.classes_)):
+            logits = z[rows] @ B
+            p = logits.sigmoid() if len(self.classes_) == 2 else logits.softmax(-1)
+            yield (torch.cat([1 - p, p], -1) if len(self.classes_) == 2 else p).numpy()
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the share of labels that are predicted correctly.

@@ -51,10 +51,11 @@ def of_weights(
     if not draws.trusted and draws.X.shape[1] >= MANY_FEATURES:
         return Verdict(Grade.ROUGH, reason)
     names, f, g = _parameters(draws, score)
-    shows = f is draws.X or {*range(draws.X.shape[1])} <= {*monotone_in(draws.draws, g).tolist()}
-    columns, labels = [(f, g)], [f"`{name}`" for name in names]
-    if f is not draws.X and shows:
-        columns.append((draws.X, draws.draws))
+    shows, columns, labels = f is draws.X, [(f, g)], [f"`{name}`" for name in names]
+    if f is not draws.X and (shows := _shown_in(g, draws.draws)):
+        new = ~_repeats(g, draws.draws)
+        columns = [(f[:, new], g[:, new])] * bool(new.any()) + [(draws.X, draws.draws)]
+        labels = [label for label, kept in zip(labels, new, strict=True) if kept]
         labels += [score.label(i) for i in range(score.n_features)]
     if whitening is not None and V is not None and V.shape[1] and shows:
         along = [whitening.whiten(torch.as_tensor(X).to(V)) @ V for X in (draws.X, draws.draws)]
@@ -67,6 +68,25 @@ def of_weights(
         return Verdict.of(errors, labels.__getitem__, "weights")
     words = words_of(errors.worst(0), labels.__getitem__)
     return Verdict(Grade.ROUGH, f"{reason}; as far as these tell, {words}", errors=errors)
+
+
+def _shown_in(g: np.ndarray, x: np.ndarray) -> bool:
+    """Tell whether each column of x (m, d) shows in parameters g (m, k): one is a monotone function of it, or it is a
+    linear function of all.
+    """
+    hidden = sorted({*range(x.shape[1])} - {*monotone_in(x, g).tolist()})
+    n = 4 * g.shape[1] + 4
+    if not hidden or len(g) < n or g.shape[1] < x.shape[1]:
+        return not hidden
+    a, b = ((values - values.mean(0)) / values.std(0) for values in (g[:n], x[:n, hidden]))
+    return bool((np.square(a @ np.linalg.lstsq(a, b)[0] - b).mean(0) < 1e-9).all())
+
+
+def _repeats(g: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Tell which of parameters g (m, k) are a column of x (m, d) in other units."""
+    j = monotone_in(x, g)
+    a, b = ((values - values.mean(0)) / values.std(0) for values in (g, x[:, j]))
+    return (j >= 0) & (np.abs((a * b).mean(0)) > 1 - 1e-9)
 
 
 def _parameters(draws: WeightedDraws, score: Score) -> tuple[list[str], np.ndarray, np.ndarray]:

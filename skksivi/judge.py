@@ -288,7 +288,8 @@ class Numbers(NamedTuple):
         m, mean, sd = len(g), g.mean(0), g.std(0)
         away = np.square(g - mean)
         noise = np.sqrt(levels * (1 - levels) / m)
-        low, middle, high = (np.quantile(g, (levels + z * noise).clip(0, 1), axis=0) for z in (-1, 0, 1))
+        ordered = np.sort(np.ascontiguousarray(g.T))  # once, and by rows: much faster
+        low, middle, high = (np.quantile(ordered, (levels + z * noise).clip(0, 1), axis=1) for z in (-1, 0, 1))
         tiny = np.finfo(np.float64).tiny
         sd_se = away.std(0) / np.maximum(2 * sd, tiny) / math.sqrt(m)
         return cls(mean, sd, middle, sd / math.sqrt(m), sd_se, (high - low) / 2)
@@ -544,7 +545,7 @@ class WeightedDraws:
         The signed measure of rows and draws of q is a distribution function but for noise. That of a level is carried
         over to a quantile by Woodruff's interval.
         """
-        w, v, order = self.weights, self.weights_of_fit, np.argsort(np.concatenate([f, g]), kind="stable")
+        w, v, order = self.weights, self.weights_of_fit, np.argsort(np.concatenate([f, g]))
         places = np.concatenate([f, g])[order]
         tiny, found = np.finfo(np.float64).tiny, []
         for level, place in zip(levels, np.quantile(g, levels), strict=True):

@@ -322,31 +322,6 @@ def test_coefficients_of_a_linear_regressor_give_its_predictions(y):
     assert (list(m.draw_names_[:2]), len(m.draw_names_)) == (["intercept", "measure 0"], 13)
 
 
-@pytest.mark.parametrize("k", [2, 3])
-def test_coefficients_of_a_classifier_are_those_of_the_mean_draw(k):
-    labels = np.array(["a", "b", "c"])[np.minimum(SPECIES, k - 1)]
-    m = clone(ESTIMATORS[2]).set_params(prior_precision=0.1).fit(named(IRIS), labels)
-    assert m.score(named(IRIS), labels) > 0.9
-    K = k if k > 2 else 1
-    assert (m.coef_.shape, m.intercept_.shape) == ((K, 4), (K,))
-    logits = named(IRIS).to_numpy() @ m.coef_.T + m.intercept_
-    p = scipy.special.softmax(np.column_stack([0 * logits, logits]) if k == 2 else logits, axis=1)
-    m.draws_ = m.draws_.mean(0, keepdims=True)
-    np.testing.assert_allclose(m.predict_proba(named(IRIS)), p, rtol=1e-6, atol=1e-9)
-    assert len(m.draw_names_) == m.draws_.shape[1]
-    assert m.draw_names_[4 if k == 2 else 4 * 3 + 1] == ("measure 3" if k == 2 else "measure 3[b]")
-
-
-@pytest.mark.parametrize("m", [ESTIMATORS[1], ESTIMATORS[3], clone(ESTIMATORS[1]).set_params(prior_precision=None)])
-def test_what_is_not_linear_has_no_coefficients(m, uncertified):
-    m = clone(m)
-    assert not any(hasattr(m, name) for name in ("coef_", "intercept_", "draw_names_"))
-    m.fit(X[:20, :2], Y[:20])
-    assert not hasattr(m, "coef_")
-    assert "coef_" not in dir(m) or "__dir__" not in vars(BaseEstimator)  # before scikit-learn 1.8
-    assert (len(m.draw_names_), m.draw_names_[-1]) == (m.draws_.shape[1], "log(gamma)")
-
-
 def test_the_table_of_a_regressor_is_that_of_least_squares_in_the_units_of_the_data():
     frame = named(X[:, :4]).rename(columns={"measure 0": "intercept"})  # a name that is taken
     m = KSIVIRegressor(model="linear", hyperprior=(1e-3, 1e-3), random_state=0).fit(frame, 10 * Y)
@@ -360,9 +335,6 @@ def test_the_table_of_a_regressor_is_that_of_least_squares_in_the_units_of_the_d
     assert (np.abs(table.mean[:5] - beta) < 0.3 * se + 5 * table.mean_se[:5]).all()  # the prior shrinks
     np.testing.assert_allclose(table.sd[:5], se, rtol=0.1)
     assert table.mean[-1] == pytest.approx((rss / (len(Y) - 5)) ** 0.5, rel=0.01)
-    drawn = m.target_.constrain(m.draws_)
-    np.testing.assert_allclose(drawn["intercept"].mean(), m.intercept_)
-    np.testing.assert_allclose([drawn[name].mean() for name in names[1:5]], m.coef_)
     assert m.verdict_.good
     assert m.verdict_.errors.mean.shape >= (7 + 3,)  # coordinates, and parameters that are not these in other units
     assert diagnose(m, n_samples=500, random_state=0)["errors"].verdict == "ok"
@@ -375,22 +347,26 @@ def test_the_table_of_a_classifier_has_the_coefficients_that_predict(k):
     drawn = m.target_.constrain(m.draws_)
     assert summary(m, n_samples=200).names == tuple(drawn) == tuple(m.draw_names_)
     B = np.array(list(drawn.values())).reshape(5, -1, m.n_draws)
+    np.testing.assert_allclose(B.mean(-1).T, np.column_stack([m.intercept_, m.coef_]))
     logits = B[0] + np.einsum("np,pks->nks", named(IRIS), B[1:])
     p = scipy.special.softmax(np.concatenate([0 * logits, logits], 1) if k == 2 else logits, axis=1)
-    mean, sd = m.predict_proba(named(IRIS), return_std=True)
-    np.testing.assert_allclose(p.mean(-1), mean, atol=1e-9)
-    np.testing.assert_allclose(p.std(-1), sd, atol=1e-9)
-    levels = np.quantile(p, [0.1, 0.9], axis=-1)
-    np.testing.assert_allclose(m.predict_quantiles(named(IRIS), [0.1, 0.9]), np.moveaxis(levels, 0, -1), atol=1e-9)
+    expected = p.mean(-1), p.std(-1), *np.quantile(p, [0.1, 0.9], axis=-1)
+    quantiles = np.moveaxis(m.predict_quantiles(named(IRIS), [0.1, 0.9]), -1, 0)
+    for one, other in zip((*m.predict_proba(named(IRIS), return_std=True), *quantiles), expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-9)
 
 
 @pytest.mark.parametrize("m", [ESTIMATORS[1], clone(ESTIMATORS[1]).set_params(prior_precision=None), ESTIMATORS[3]])
-def test_what_is_not_linear_has_a_table_of_its_weights_and_precisions(m):
-    m = clone(m).set_params(approximator=Laplace()).fit(X[:40, :2], Y[:40])
-    names = [name for name in m.draw_names_ if not name.startswith("log(")]
-    assert summary(m).names[: len(names) or 1] == tuple(names or ["prior precision (relative)"])
-    drawn = m.target_.constrain(m.draws_)
-    np.testing.assert_allclose(drawn["noise sd"], np.sqrt(m._noise_variance(m.draws_)[:, 0]))
+@pytest.mark.parametrize("q", [Laplace(), SVGD(n_particles=50, max_iter=2)])  # with a density and without
+def test_what_is_not_linear_has_a_table_without_coefficients(m, q):
+    m = clone(m).set_params(approximator=q)
+    assert not any(hasattr(m, name) for name in ("coef_", "intercept_", "draw_names_", "verdict_"))
+    m.fit(X[:40, :2], Y[:40])
+    assert not hasattr(m, "coef_")
+    assert "coef_" not in dir(m) or "__dir__" not in vars(BaseEstimator)  # before scikit-learn 1.8
+    names = [name for name in m.draw_names_ if not name.startswith("log(")] or ["prior precision (relative)"]
+    assert summary(m).names[: len(names)] == tuple(names)
+    np.testing.assert_allclose(m.target_.constrain(m.draws_)["noise sd"] ** 2, m._noise_variance(m.draws_)[:, 0])
 
 
 RNG = np.random.RandomState(0)

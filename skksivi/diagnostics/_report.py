@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
+
 
 @dataclass(repr=False)
 class Diagnosis:
@@ -313,7 +315,7 @@ def _in_plane(report: Diagnosis) -> tuple[np.ndarray, np.ndarray]:
 
 
 def diagnose(
-    est: BaseApproximator,
+    est: BaseApproximator | KSIVIRegressor | KSIVIClassifier,
     target: Target | ScoreFunction | None = None,
     *,
     n_samples: int = 2000,

@@ -31,6 +31,8 @@ from skksivi.training._run import ordinary_mode
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
+
 
 #: Columns of a printed table at most, and levels of the quantiles by which a fit is compared with its target.
 WIDTH, COMPARED = 100, (0.05, 0.95)
@@ -155,7 +157,7 @@ def _aligned(head: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 
 def summary(
-    est: BaseApproximator,
+    est: BaseApproximator | KSIVIRegressor | KSIVIClassifier,
     target: Target | ScoreFunction | None = None,
     quantiles: Sequence[float] = (0.05, 0.5, 0.95),
     *,
@@ -242,11 +244,10 @@ def summary(
     >>> abs(table.mean - 2) < 4 * table.mean_se
     array([ True])
     """
-    limits, of_model = Limits(n_samples, within, max_score_calls), est
+    limits, is_predictor = Limits(n_samples, within, max_score_calls), not isinstance(est, BaseApproximator)
     est, known = of_predictor(est, target)
-    if est is not of_model and (
-        limits != Limits() or random_state is not None or not hasattr(est, "weighted_draws_")
-    ):
+    has_draws = getattr(est, "weighted_draws_", None) is not None
+    if not (is_predictor and has_draws and limits == Limits() and random_state is None):  # else these will do
         target = known
     check_fit(est, target)
     levels = _checked(quantiles)

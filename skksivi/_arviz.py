@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import count
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 #: Chains that independent draws are cut into, at most, and draws that each must have for the statistics of ArviZ.
 N_CHAINS, N_DRAWS = 4, 4
+
+#: The dimensions of draws, which no parameter and no other dimension can be called: `extract` joins two to the last.
+OF_DRAWS = ("chain", "draw", "sample")
 
 #: The groups beside "posterior", each with what it needs of a target.
 GROUPS = {
@@ -104,7 +108,8 @@ def to_arviz(
     Warns
     -----
     UserWarning
-        Groups of rows with more than 2**26 numbers, and the prior then, are made only if they are among `groups`.
+        Groups of rows with more than 2**26 numbers, and the prior then, are made only if they are among `groups`. A
+        variable that is called as a dimension, such as "draw", has another name in the result, "draw_".
 
     See Also
     --------
@@ -154,10 +159,9 @@ def to_arviz(
         name: group if name.endswith("data") else {key: _in_chains(values) for key, values in group.items()}
         for name, group in found.items()
     }
+    of_model = (_lists(getattr(target, name, {}), given) for name, given in (("coords", coords), ("dims", dims)))
     tree = arviz_base.from_dict(
-        in_chains,
-        coords=_lists(getattr(target, "coords", {}), coords),
-        dims=_lists(getattr(target, "dims", {}), dims),
+        **_without_clashes(in_chains, *of_model),
         attrs={name: attributes for name, attributes in drawn.attributes().items() if name in found},
     )
     return _as_installed(tree)
@@ -304,3 +308,28 @@ def _as_installed(tree: DataTree) -> DataTree | InferenceData:
 def _lists(own: Mapping[str, Sequence[Any]], given: Mapping[str, Sequence[Any]] | None) -> dict[str, list[Any]]:
     """Return what is given and, by other names, what a target has."""
     return {name: list(values) for name, values in {**own, **(given or {})}.items()}
+
+
+def _without_clashes(groups: dict[str, Any], coords: dict[str, Any], dims: dict[str, Any]) -> dict[str, Any]:
+    """Return data, coords and dims, with other names for what xarray would lose, of which a warning tells.
+
+    It makes a variable that is called as a dimension its index, without a word.
+    """
+    names = dict.fromkeys(name for group in groups.values() for name in group)
+    own = dict.fromkeys(dim for some in dims.values() for dim in some)
+    unnamed = {f"{name}_dim_{k}" for group in groups.values() for name in group for k in range(np.ndim(group[name]))}
+    used, new = {*names, *own, *unnamed, *OF_DRAWS}, list[dict[str, str]]()
+    for each, clashing in ((names, {*own, *unnamed, *OF_DRAWS}), (own, OF_DRAWS)):
+        new.append({})
+        for name in (name for name in each if name in clashing):
+            new[-1][name] = next(other for k in count(1) if (other := name + "_" * k) not in used)
+            used.add(new[-1][name])
+    if any(new):
+        changed = ", ".join(f"`{name}` is `{other}`" for name, other in [*new[0].items(), *new[1].items()])
+        warn_caller(f"In the result {changed}, because ArviZ needs the name for a dimension.")
+    variable, dim = (lambda name, of=of: of.get(name, name) for of in new)
+    return {
+        "data": {key: {variable(name): a for name, a in group.items()} for key, group in groups.items()},
+        "coords": {dim(name): labels for name, labels in coords.items()},
+        "dims": {variable(name): [dim(each) for each in some] for name, some in dims.items()},
+    }

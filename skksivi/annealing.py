@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sklearn.base import BaseEstimator
 
 from skksivi._utils.arrays import check_function
-from skksivi._utils.checks import lies_between
+from skksivi._utils.checks import lies_between, shown
 
 __all__ = ["BRIDGES", "Linear"]
 __dir__ = __all__.copy
@@ -61,7 +61,7 @@ class Linear(BaseEstimator):
     def __call__(self, progress: float) -> float:
         """Return the inverse temperature at `progress` in [0, 1]."""
         if not all(lies_between(share, 0, math.nextafter(1, 2)) for share in (self.start, self.until)):
-            raise ValueError(f"`start` and `until` must lie in (0, 1], got {self.start!r} and {self.until!r}.")
+            raise ValueError(f"`start` and `until` must lie in (0, 1], got {shown((self.start, self.until))}.")
         return min(1.0, self.start + (1 - self.start) * progress / self.until)
 
 

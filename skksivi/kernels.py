@@ -25,7 +25,7 @@ from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
 from skksivi._utils.arrays import argmedian
-from skksivi._utils.checks import lies_between
+from skksivi._utils.checks import lies_between, shown
 
 __all__ = ["IMQ", "KERNELS", "Gaussian", "Kernel", "Laplace", "Riesz"]
 __dir__ = __all__.copy
@@ -227,7 +227,7 @@ class Kernel(BaseEstimator, ABC):
         """Raise ValueError or TypeError unless each parameter is in its range."""
         h = self.bandwidth
         if not (lies_between(h, 0, math.inf) or (isinstance(h, str) and h == "median")):
-            raise ValueError(f"`bandwidth` must be a positive number or 'median', got {h!r}.")
+            raise ValueError(f"`bandwidth` must be a positive number or 'median', got {shown(h)}.")
 
     def _squared_norms(self, x: Tensor) -> Tensor:
         return x.square().sum(-1)
@@ -296,7 +296,7 @@ class IMQ(Kernel):
         """Raise ValueError or TypeError unless each parameter is in its range."""
         super().check()
         if not lies_between(self.exponent, 0, math.inf):
-            raise ValueError(f"`exponent` of IMQ must be positive, got {self.exponent!r}.")
+            raise ValueError(f"`exponent` of IMQ must be positive, got {shown(self.exponent)}.")
 
     def profile(self, t: Tensor) -> Tensor:
         """Return (1 + t)^-beta."""
@@ -384,7 +384,7 @@ class Riesz(Kernel):
         if not (lies_between(self.exponent, 0, 2) and (self.norm == "l2" or self.exponent <= 1)):
             interval = "(0, 2)" if self.norm == "l2" else "(0, 1]"
             raise ValueError(
-                f"`exponent` of Riesz must be in {interval} for norm={self.norm!r}, got {self.exponent!r}."
+                f"`exponent` of Riesz must be in {interval} for norm={self.norm!r}, got {shown(self.exponent)}."
             )
 
     @property
@@ -433,7 +433,11 @@ def resolve_kernel(kernel: str | Kernel, bandwidth: float | str | None = None) -
             raise ValueError(f"`kernel` must be a Kernel or one of {sorted(KERNELS)}, got {kernel!r}.")
         kernel = KERNELS[kernel]()
     elif not isinstance(kernel, Kernel):
-        raise TypeError(f"`kernel` must be a Kernel or one of {sorted(KERNELS)}, got {kernel!r}.")
+        raise TypeError(
+            f"`kernel` must be a Kernel or one of {sorted(KERNELS)}, got {shown(kernel)}. A Stein discrepancy needs "
+            "derivatives, which a function or a kernel of another library lacks: take skksivi.kernels.Gaussian for "
+            "scikit-learn's RBF, IMQ for RationalQuadratic, Laplace for Matern(nu=0.5), or subclass Kernel."
+        )
     resolved = clone(kernel) if bandwidth is None else kernel.with_bandwidth(bandwidth)
     resolved.check()
     return resolved

@@ -19,7 +19,7 @@ from sklearn.utils import check_array, check_random_state, check_scalar
 from torch import Tensor
 
 from skksivi._utils.arrays import as_tensor, make_generator, without_graph
-from skksivi._utils.checks import check_integer
+from skksivi._utils.checks import check_integer, shown
 from skksivi.kernels import IMQ, Kernel, resolve_kernel
 from skksivi.score import ScoreFunction, in_double
 from skksivi.stein import finite_scores, mean_between, mean_within, stein_matrix, tiles, upper_blocks
@@ -102,7 +102,7 @@ def sliced_wasserstein(
     X, Y = check_pair(X, Y)
     check_integer(n_projections, "n_projections", min_val=1)
     if not 1 <= p < math.inf:
-        raise ValueError(f"`p` must be a finite number of at least 1, got {p!r}.")
+        raise ValueError(f"`p` must be a finite number of at least 1, got {shown(p)}.")
     theta = check_random_state(random_state).normal(size=(X.shape[1], n_projections))
     theta /= np.linalg.norm(theta, axis=0)
     n_chunks = -(-n_projections * (len(X) + len(Y)) // CHUNK)

@@ -18,7 +18,7 @@ from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
 from skksivi._utils.arrays import as_numbers, check_function
-from skksivi._utils.checks import lies_between
+from skksivi._utils.checks import lies_between, shown
 
 __all__ = ["GaussianMixture", "Normal", "StudentT"]
 __dir__ = __all__.copy
@@ -145,7 +145,7 @@ class StudentT(BaseEstimator):
     def build(self, latent_dim: int) -> Mixing:
         """Return the sampler of z in `latent_dim` dimensions."""
         if not lies_between(self.df, 0, math.inf):
-            raise ValueError(f"`df` of StudentT must be a positive number, got {self.df!r}.")
+            raise ValueError(f"`df` of StudentT must be a positive number, got {shown(self.df)}.")
         return StudentTDraws(latent_dim, float(self.df))
 
 
@@ -236,7 +236,7 @@ class GaussianMixture(BaseEstimator):
         weights = np.ones(len(means)) if self.weights is None else as_numbers(self.weights, "weights")
         for name, values in (("scales", scales), ("weights", weights)):
             if values.shape != (len(means),) or not (np.isfinite(values) & (values > 0)).all():
-                raise ValueError(f"`{name}` must be {len(means)} positive numbers, got {getattr(self, name)!r}.")
+                raise ValueError(f"`{name}` must be {len(means)} positive numbers, got {shown(getattr(self, name))}.")
         factors = scales[:, None, None] * np.eye(latent_dim)
         return GaussianMixtureDraws(*(torch.from_numpy(a.copy()) for a in (means, factors, weights / weights.sum())))
 

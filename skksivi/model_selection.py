@@ -22,7 +22,7 @@ from sklearn.utils import check_array
 from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, as_tensor, make_seed, resolve_device, without_graph
-from skksivi._utils.checks import check_integer
+from skksivi._utils.checks import check_integer, shown
 from skksivi.base import BaseApproximator
 from skksivi.families._weights import LEAST_DRAWS
 from skksivi.inference._importance import importance_sample
@@ -222,7 +222,7 @@ def neg_ksd_scorer(*, n_samples: int = 2000, widths: float | Sequence[float] = (
     check_integer(n_samples, "n_samples", min_val=2)
     widths = tuple(np.ravel(widths).tolist())
     if not widths or not all(isinstance(c, Real) and 0 < c < math.inf for c in widths):
-        raise ValueError(f"`widths` must hold positive numbers, got {widths!r}.")
+        raise ValueError(f"`widths` must hold positive numbers, got {shown(widths)}.")
     return _NegKSD(n_samples, widths)
 
 

@@ -11,14 +11,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, clone
 from sklearn.utils._param_validation import Interval as _Interval
-from sklearn.utils._param_validation import StrOptions
+from sklearn.utils._param_validation import InvalidParameterError, StrOptions
 
-from skksivi._utils.checks import is_number
+from skksivi._utils.checks import is_number, plain, shown
 
 __all__ = ["Adam", "Bridge", "Checkpoint", "Network", "Pilot", "Scale"]
 __dir__ = __all__.copy
@@ -27,7 +27,7 @@ __dir__ = __all__.copy
 BRIDGES = ("auto", "cosine", "geometric", "linear", "none", "quadratic")
 
 #: What scikit-learn's validation allows, by the name of a parameter.
-Constraints = dict[str, list[object]]
+Constraints = dict[str, list[object] | str]
 
 #: How a learning rate falls: (factor, every), "cosine" or not at all.
 Decay = tuple[float, int] | str | None
@@ -52,6 +52,16 @@ class Constrained:
         for part in reversed(cls.__mro__):
             merged |= vars(part).get("_parameter_constraints", {})
         cls._parameter_constraints = merged
+
+    def _validate_params(self) -> None:
+        try:
+            super()._validate_params()  # type: ignore[misc]
+        except InvalidParameterError as error:
+            raise InvalidParameterError(plain(str(error))) from None
+
+
+#: Allows the widths of layers, or the width of one.
+WIDTHS = (Interval(Integral, 1, None, closed="left"), "array-like")
 
 
 class Nested(Constrained, BaseEstimator):
@@ -83,7 +93,7 @@ class Nested(Constrained, BaseEstimator):
             found = value if hasattr(value, "set_params") else changed._expanded(name, value)  # noqa: SLF001
             if found is None:
                 raise ValueError(
-                    f"`{name}` is {value!r}, which has no parameters of its own; set `{name}` of "
+                    f"`{name}` is {shown(value)}, which has no parameters of its own; set `{name}` of "
                     f"{type(self).__name__} to an object first."
                 )
             parts = {k.partition("__")[2]: v for k, v in params.items() if k.startswith(f"{name}__")}
@@ -167,14 +177,14 @@ class Adam(ParameterObject):
         """Raise unless each parameter is of its type and in its range."""
         super().check()
         if len(self.betas) != 2 or not all(isinstance(b, Real) and 0 <= float(b) < 1 for b in self.betas):
-            raise ValueError(f"`betas` of Adam must be two numbers in [0, 1), got {self.betas!r}.")
+            raise ValueError(f"`betas` of Adam must be two numbers in [0, 1), got {shown(self.betas)}.")
         if self.decay is None or isinstance(self.decay, str):
             return
         pair = self.decay
         if len(pair) != 2 or not all(isinstance(a, Real) for a in pair) or not 0 < pair[0] <= 1 <= pair[1]:
             raise ValueError(
                 "`decay` of Adam must be 'cosine', None or a pair (factor in (0, 1], iterations >= 1), got "
-                f"{self.decay!r}."
+                f"{shown(self.decay)}."
             )
 
 
@@ -184,7 +194,7 @@ class Network(ParameterObject):
 
     Parameters
     ----------
-    hidden_layer_sizes : sequence of int, default=(100, 100)
+    hidden_layer_sizes : int or sequence of int, default=(100, 100)
         Widths of the hidden layers, without input and output.
     linear_skip : bool, default=True
         Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero, so that training starts at
@@ -204,16 +214,20 @@ class Network(ParameterObject):
                                                  linear_skip=False))
     """
 
-    _parameter_constraints: ClassVar[Constraints] = {"hidden_layer_sizes": ["array-like"], "linear_skip": ["boolean"]}
+    _parameter_constraints: ClassVar[Constraints] = {"hidden_layer_sizes": [*WIDTHS], "linear_skip": ["boolean"]}
 
-    hidden_layer_sizes: Sequence[int] = (100, 100)
+    hidden_layer_sizes: int | Sequence[int] = (100, 100)
     _: KW_ONLY
     linear_skip: bool = True
 
     def check(self) -> None:
         """Raise unless each parameter is of its type and in its range."""
         super().check()
-        check_widths(self.hidden_layer_sizes, "hidden_layer_sizes")
+        self.widths()
+
+    def widths(self) -> tuple[int, ...]:
+        """Return the widths of the layers; a number is the width of one."""
+        return check_widths(self.hidden_layer_sizes, "hidden_layer_sizes")
 
 
 @dataclass(eq=False, repr=False)
@@ -417,10 +431,12 @@ def expanded(name: str, value: object) -> ParameterObject | None:
     return None
 
 
-def check_widths(widths: Sequence[object], name: str) -> None:
-    """Raise ValueError unless these are valid widths of layers."""
+def check_widths(widths: Any, name: str) -> tuple[int, ...]:  # noqa: ANN401
+    """Return widths of layers, where a number is the width of one; raise ValueError unless they are valid."""
+    widths = (widths,) if isinstance(widths, Integral) else tuple(widths)
     if not all(isinstance(n, Integral) and is_number(n) and int(n) >= 1 for n in widths):
-        raise ValueError(f"`{name}` must hold positive integers, got {widths!r}.")
+        raise ValueError(f"`{name}` must hold positive integers, got {shown(widths)}.")
+    return tuple(map(int, widths))
 
 
 P = TypeVar("P", bound=ParameterObject)

@@ -1,6 +1,7 @@
 """Draws in the containers of ArviZ."""
 
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -43,6 +44,23 @@ def test_draws_come_back_by_name_in_chains_that_are_signed():
         np.testing.assert_array_equal(data.posterior[name].values.ravel(), X[:, j])
     signed = data.posterior.attrs
     assert (signed["inference_library"], signed["inference_library_version"]) == ("skksivi", __version__)
+
+
+@pytest.mark.parametrize("name", ["draw", "chain", "sample", "b_dim_0"])
+def test_a_name_that_a_dimension_has_keeps_its_draws(name):
+    """As a parameter, with a warning, and as a dimension of another."""
+    target = of_arrays()
+    q = Laplace(random_state=0).fit(target)
+    draws = target.constrain(q.sample(52, random_state=1))
+    target.constrain = lambda X: {name: draws["scale"], "b": draws["beta"]}
+    with pytest.warns(UserWarning, match=f"^In the result `{name}` is `{name}_`, because ArviZ needs the name"):
+        data = to_arviz(q, target, 52, groups=[])
+    np.testing.assert_array_equal(data.posterior[f"{name}_"].values.ravel(), draws["scale"])
+    target.constrain, at = lambda X: {"b": draws["beta"]}, {"dims": {"b": [name]}, "coords": {name: [5, 6]}}
+    with pytest.warns(UserWarning, match="^In the result") if name != "b_dim_0" else nullcontext():
+        b = to_arviz(q, target, 52, groups=[], **at).posterior["b"]
+    np.testing.assert_array_equal(b.isel({b.dims[2]: 1}).values.ravel(), draws["beta"][:, 1])
+    assert [*b[b.dims[2]].values] == [5, 6]
 
 
 @every("n, n_chains", [(1000, 4), (999, 3), (998, 2), (8, 2), (5, 1)])

@@ -22,7 +22,7 @@ from skksivi.families._layer import LinearSkip
 from skksivi.judge import Grade, Verdict
 from skksivi.kernels import IMQ, Gaussian
 from skksivi.mixing import GaussianMixtureDraws, NormalDraws
-from skksivi.parameters import Pilot, Scale
+from skksivi.parameters import Network, Pilot, Scale
 from skksivi.pilot._mixture import fitted_mixture
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._probe import in_double
@@ -129,7 +129,8 @@ POINTS = [
 NO_POINTS = [
     {"mixing": "normal", "latent_dim": 1},
     {"latent_dim": 5, "whiten": ([0.1, 0.2], [[1.0, 0.0], [0.5, 2.0]])},
-    {"hidden_layer_sizes__linear_skip": False, "whiten": "bam", "initial_scale": 1.0},
+    {"hidden_layer_sizes": 5, "whiten": "bam", "initial_scale": 1.0},
+    {"hidden_layer_sizes": Network(5, linear_skip=False)},
     {"whiten": None},
 ]
 

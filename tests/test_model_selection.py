@@ -353,3 +353,5 @@ def test_candidates_of_a_fold_find_the_same_coordinates():
 def test_a_search_that_would_split_rows_says_what_to_do(cv):
     search = GridSearchCV(KSIVIApproximator(max_iter=2), {"learning_rate": [0.1]}, cv=cv)
     refused(ValueError, r"no rows to split: set cv=skksivi.model_selection.Replicates", lambda: search.fit(Banana()))
+    halving = HalvingGridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=SCORER)
+    refused(ValueError, "resource='max_iter', max_resources=2000, which a halving search", halving.fit, TARGET)

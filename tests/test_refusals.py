@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 import torch
 from members import every, refused
-from plain_targets import GaussianScore, as_score, normal, normal_array, own, resolved, student_score, words_of
+from plain_targets import GaussianScore, as_score, normal, normal_array, own, resolved, stan, student_score, words_of
 from torch import distributions as dist
 from torch import nn
 from torch.nn.functional import dropout, logsigmoid
@@ -109,6 +109,12 @@ def power_tails(a):
     return lambda x: -a * x / (1 + x.square().sum(1, keepdim=True))
 
 
+def sites():
+    from numpyro import sample
+
+    return sample
+
+
 IN_PLACE, COUPLED, RAISED = "changed its input in place", "rows must be independent", "count as outside the target"
 IMPROPER, CONSTANT, NAN = r"improper in a direction \(", "zero, or another constant, at all", "its gradient is not at"
 RANDOM, SIGN, HALF = r"call its `\.eval\(\)`", "it may have the wrong sign", "`score_fn` computes in half precision"
@@ -119,6 +125,10 @@ ROWS = [
     (None, 3, r"must be a function .* got a NoneType"),
     ("abc", 3, "got a str"),
     (Banana, None, "is the class Banana; pass an instance"),
+    (type("Model", (), {"__module__": "pymc.model"})(), None, r"a Model\. Make .*targets\.from_pymc\(model\)"),
+    (stan(2, torch.neg), None, r"targets\.from_bridgestan\(model\)"),
+    (sites, None, r"is a model.*targets\.from_numpyro\(model"),
+    (dist.Normal(0.0, 1.0), None, r"targets\.from_log_prob\(model\.log_prob"),
     (NO_FEATURES(), None, "`n_features` is missing from the target NoFeatures"),
     # what it returns
     (lambda x: -x.sum(1), 3, r"shape \(2,\), expected \(2, 3\)"),
@@ -299,11 +309,21 @@ def test_a_mistake_is_told_before_the_score_is_asked_for_much():
     assert sum(sizes) < 1000
 
 
-def test_errors_of_the_function_itself_are_shown_with_what_it_was_given():
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
-        resolved(lambda x: x @ torch.ones(x.shape[1] + 3, 5).to(x), 2)
-    notes = "\n".join(raised.value.__notes__)
-    assert re.search(r"trial input of shape \(2, 2\).*Called with an array it raised TypeError", notes, re.S)
+@every("other", [lambda x: torch.ones(x.shape[1] + 3, 5).to(x), lambda X: np.ones((X.shape[1] + 3, 5))])
+def test_an_error_of_the_function_itself_is_shown_with_what_it_was_given(other):
+    """Of the kind of points that it takes, and nothing of the other kind."""
+    with pytest.raises((RuntimeError, ValueError), match=r"shapes cannot|mismatch in its core") as raised:
+        resolved(lambda x: x @ other(x), 2)
+    assert raised.value.__notes__ == ["Raised by `score_fn` on a trial input of shape (2, 2), torch.float64."]
+
+
+def test_what_a_score_raises_is_told_once_of_a_target():
+    target = from_score_fn(refusing(torch.linalg.LinAlgError("not positive definite")), 2)
+    (words,) = words_of(lambda: [Laplace().fit(target) for _ in range(2)])
+    assert RAISED in words
+
+
+def test_a_function_of_one_type_is_told():
     with pytest.raises(TypeError, match=r"torch\.float32.*no torch\.float64.*set dtype='float32'"):
         KSIVIApproximator(dtype="float64").fit(lambda x: -x @ SINGLE, n_features=3)
 

@@ -197,6 +197,8 @@ BLACK_BOXES = {
     "its own autograd": lambda x: torch.autograd.grad(-x.square().sum() / 2, x)[0].numpy(),
     "a mixture of both": lambda X: -np.ones(2) * X,
     "another type": lambda x: -x.double(),
+    "long double": lambda X: -np.asarray(X, np.longdouble) * np.longdouble(1),
+    "big-endian": lambda X: (-X * np.ones(2)).astype(">f8"),
 }
 
 
@@ -209,6 +211,20 @@ def test_black_boxes_are_called_with_what_they_take(name, dtype):
         s, pull = a.with_pullback(x.to(dtype))
         torch.testing.assert_close(s, -x.to(dtype))
         torch.testing.assert_close(pull(v.to(dtype)), -v.to(dtype), rtol=1e-3, atol=1e-3)
+
+
+@every("of_score", [BLACK_BOXES["arrays only"], torch.neg])
+@every("of_density", [lambda X: (X.astype(">f8") ** 2).sum(1) / -2, lambda x: -x.square().sum(1) / 2])
+def test_a_score_has_the_density_that_is_given_with_it(of_density, of_score):
+    """Of tensors or arrays, both in one process or by workers."""
+    for options in ({}, {"n_jobs": 1, "chunk_size": 2}):
+        target = from_score_fn(of_score, 2, log_prob=of_density, names=["a", "b"], **options)
+        score, x = resolved(target, 2), normal(5, 2)
+        torch.testing.assert_close(score.log_prob(x), -x.square().sum(1) / 2)
+        assert score.names == ("a", "b")
+        assert list(target.constrain(x)) == ["a", "b"]
+    for f, words in ((torch.neg, r"shape \(2, 2\) for two points"), (lambda X: X @ np.ones(3), "mismatch in its")):
+        refused((TypeError, ValueError), words, lambda f=f: from_score_fn(of_score, 2, log_prob=f))
 
 
 def test_a_score_of_single_precision_gets_steps_of_single_precision():

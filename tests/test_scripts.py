@@ -44,7 +44,6 @@ COMMANDS |= {
     "examples/plot_numpyro.py": "--max-iter 100 --draws 100 --output out.png",
     "benchmarks/pictures.py": "--max-iter 20 --out pictures --names tail layers flow reach",
     "benchmarks/comparison.py": "--quick --seeds 1 --methods 'skksivi, defaults' KPG-IS --output rows.json",
-    "benchmarks/predictors.py": "--quick",
     "benchmarks/regression.py": "--quick",
     "benchmarks/reference.py": "waveform draws.npz --steps 40",
     "benchmarks/reference.py targets": "banana --out references --json references.json",
@@ -52,7 +51,6 @@ COMMANDS |= {
     "benchmarks/ablation.py": "--quick --jobs 1 --stages 'short chains' --out ablation.json",
     "benchmarks/intervals.py": "--quick --names log_gamma --seeds 1 --jobs 1 --out intervals.json",
     "benchmarks/defaults.py": "--names log_gamma --seeds 1 --jobs 1",
-    "benchmarks/shards.py": "--quick --cases '1 rank large' --out shards.json",
     "benchmarks/speed.py": "--quick --cases waveform --out speed.json",
     "benchmarks/verdicts.py": "--cases quartic --seeds 1 --jobs 1",
 }
@@ -238,9 +236,7 @@ OF_SUITES = "suites_bounds suites_calls suites_distances suites_moments suites_s
 TABLES = {f"{name}.py --show {name}.json": [name] for name in BY_NAME.split()} | {
     "amortized.py --show amortized.json": ["amortized", "amortized_calibration", "amortized_single"],
     "frontier.py --show frontier.json": ["frontier_made_by", "frontier_methods", "frontier_posteriors"],
-    "hierarchy.py --show hierarchy.json": ["hard"],
     "shapes.py --show shapes.json": ["catalogue", "directions", "shapes"],
-    "shards.py --show shards.json": ["ranks", "scaling_model", "stream"],
     "suites.py --show suites.json": OF_SUITES.split(),
     "hierarchy.py schools --show schools.json": ["schools"],
     "reference.py targets --check --show references.json": ["references"],

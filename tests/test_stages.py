@@ -14,6 +14,7 @@ from skksivi.pilot._points import MANY_FEATURES, Grade, PilotPoints, judge_chain
 from skksivi.score._probe import in_double
 from skksivi.score._tally import DivergedError
 from skksivi.start import _find, find_whitening
+from skksivi.targets import from_log_prob
 
 
 @cache
@@ -31,6 +32,11 @@ def bent_score(x):
     return torch.cat([-a + 2 * a * r, -r], 1)
 
 
+def thin_log_prob(x):
+    """A ridge around 4 tanh(a) that is a fortieth as wide as long."""
+    return -x[:, 0].square() / 18 - 50 * (x[:, 1] - 4 * torch.tanh(x[:, 0])).square()
+
+
 # Each on a target that it exists for and on one that it leaves alone
 
 
@@ -41,6 +47,7 @@ def bent_score(x):
         ("importance sampling", torch.neg, 3, True),
         ("importance sampling", gumbel_score, 3, False),
         ("importance sampling", UNEQUAL.score_fn, 2, True),
+        ("tree of cells", from_log_prob(thin_log_prob, 2), 2, False),
         ("short chains", bent_score, 2, True),
     ],
 )

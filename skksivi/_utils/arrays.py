@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from skksivi._utils.checks import bridge_of, shown
+
 T = TypeVar("T")
 
 #: What draws or seeds; None means fresh entropy, or a stream that goes on.
@@ -33,8 +35,14 @@ def as_tensor(
 
     An array that torch does not take as it is, with negative strides or read-only, is copied.
     """
-    x = X.detach() if isinstance(X, Tensor) else torch.from_numpy(np.require(X, requirements=["C", "W", "E"]))
+    x = X.detach() if isinstance(X, Tensor) else torch.from_numpy(np.require(native(X), requirements=["C", "W", "E"]))
     return x.to(device=device, dtype=dtype)
+
+
+def native(X: ArrayLike) -> np.ndarray:
+    """Return an array that torch takes, longdouble as float64, in the byte order of the machine."""
+    a = np.asarray(X)
+    return a.astype(np.float64 if a.dtype == np.longdouble else a.dtype.newbyteorder("="), copy=False)
 
 
 def as_array(x: ArrayLike | Tensor) -> np.ndarray:
@@ -59,12 +67,12 @@ def as_numbers(X: ArrayLike | Tensor, name: str) -> np.ndarray:
     try:
         array = as_array(X)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"`{name}` must hold numbers, in rows of one length, got {X!r}.") from error
+        raise ValueError(f"`{name}` must hold numbers, in rows of one length, got {shown(X)}.") from error
     try:
         return array.astype(np.float64, casting="unsafe" if array.dtype == object else "same_kind")
     except (TypeError, ValueError, OverflowError) as error:
         check_columns(X, name)
-        raise TypeError(f"`{name}` must hold real numbers, got an array of {array.dtype}.") from error
+        raise TypeError(f"`{name}` must hold real numbers, got an array of {array.dtype}.{bridge_of(X)}") from error
 
 
 def check_columns(X: object, name: str) -> None:
@@ -84,7 +92,7 @@ def check_function(function: Callable[..., object], name: str, arguments: str) -
     try:
         signature(function).bind(*arguments.split(", "))
     except TypeError as error:
-        raise TypeError(f"`{name}` must be a function of ({arguments}), got {function!r}: {error}.") from error
+        raise TypeError(f"`{name}` must be a function of ({arguments}), got {shown(function)}: {error}.") from error
     except ValueError:  # of some functions written in C nothing is known
         return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import warnings
 from numbers import Integral, Real
@@ -41,6 +42,40 @@ def check_number(value: object, name: str, *, min_val: float, max_val: float) ->
     if math.isnan(number):
         raise ValueError(f"`{name}` must be a number from {min_val:g} to {max_val:g}, got NaN.")
     return number
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: numbers of numpy as plain ones, the shape of an array or a tensor."""
+    if getattr(value, "shape", ()):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)}"  # type: ignore[attr-defined]
+    return plain(repr(value.item() if hasattr(value, "item") and hasattr(value, "shape") else value))
+
+
+def plain(words: str) -> str:
+    """Return words in which numbers of numpy and torch are written as others."""
+    return re.sub(r"(?:np\.\w+|tensor)\(([^(),]*)[^()]*\)", r"\1", words)
+
+
+#: How a model of another library becomes a target, by its package or a method.
+BRIDGES = {
+    "pymc": "from_pymc(model)", "numpyro": "from_numpyro(model, *its arguments)",
+    "log_density_gradient": "from_bridgestan(model)", "cmdstanpy": "from_bridgestan(bridgestan.StanModel(stan_file))",
+    "log_prob": "from_log_prob(model.log_prob, d)", "logpdf": "from_score_fn(score_fn, d, log_prob=model.logpdf)",
+}  # fmt: skip
+
+
+def bridge_of(model: object) -> str:
+    """Return the sentence that makes a target of a model of another library, nothing for anything else."""
+    model = getattr(model, "func", model)  # of functools.partial
+    found = {cls.__module__.partition(".")[0] for cls in type(model).__mro__}
+    if not callable(model):
+        found |= {name for name in BRIDGES if hasattr(model, name)}
+    elif names := getattr(getattr(model, "__code__", None), "co_names", ()):
+        known = [*names, *map(getattr(model, "__globals__", {}).get, names)] * ("sample" in names)
+        origins = (getattr(a, "__module__", None) or getattr(a, "__name__", None) or a for a in known)
+        found = {str(name).partition(".")[0] for name in origins} & {"numpyro"}
+    words = next((BRIDGES[name] for name in BRIDGES if name in found), "")
+    return f" Make a target of it: skksivi.targets.{words}." if words else ""
 
 
 def is_number(value: object) -> bool:

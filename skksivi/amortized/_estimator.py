@@ -39,7 +39,7 @@ from skksivi.diagnostics import Diagnosis, diagnose
 from skksivi.estimators import KSIVIApproximator, answers_at, as_fitted
 from skksivi.families import Layer, cheap_certificate
 from skksivi.judge import THRESHOLDS
-from skksivi.parameters import Nested, Pilot, check_widths
+from skksivi.parameters import WIDTHS, Nested, Pilot, check_widths
 from skksivi.score import Stage, resolve_score
 from skksivi.targets import Target, from_score_fn
 from skksivi.training import Reporter, logged, ordinary_mode
@@ -72,7 +72,7 @@ class AmortizedKSIVI(Nested):
     n_components : int or "auto", default="auto"
         Components of the mixture of z. "auto" is 8, or 4 beyond five features, if parameters are given, and otherwise
         one, the standard normal.
-    hidden_layer_sizes : sequence of int, default=(100, 100, 100)
+    hidden_layer_sizes : int or sequence of int, default=(100, 100, 100)
         Widths of the hidden layers of each network.
     initial_scale : float, default=0.25
         Initial sigma, in units of u.
@@ -147,7 +147,7 @@ class AmortizedKSIVI(Nested):
 
     _parameter_constraints: ClassVar[Constraints] = {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-        "hidden_layer_sizes": ["array-like"],
+        "hidden_layer_sizes": [*WIDTHS],
         "initial_scale": [Interval(Real, 0, 1, closed="neither")],
         "summary": [nn.Module, None],
         "n_contexts": [Interval(Integral, 2, None, closed="left")],
@@ -160,7 +160,7 @@ class AmortizedKSIVI(Nested):
     }
 
     n_components: int | str = "auto"
-    hidden_layer_sizes: Sequence[int] = (100, 100, 100)
+    hidden_layer_sizes: int | Sequence[int] = (100, 100, 100)
     initial_scale: float = 0.25
     summary: nn.Module | None = None
     n_contexts: int = 1000
@@ -223,7 +223,7 @@ class AmortizedKSIVI(Nested):
             Most contexts are the same data set.
         """
         self._validate_params()
-        check_widths(self.hidden_layer_sizes, "hidden_layer_sizes")
+        widths = check_widths(self.hidden_layer_sizes, "hidden_layer_sizes")
         contexts, d = _of_model(score_fn, contexts, n_features)
         device = resolve_device(self.device)
         seed = make_seed(self.random_state)
@@ -237,7 +237,7 @@ class AmortizedKSIVI(Nested):
             score = PairedScore(getattr(score_fn, "score_fn", score_fn), d, y, device)
             settings = Settings(
                 self._n_components(x is not None, d),
-                tuple(self.hidden_layer_sizes),
+                widths,
                 float(self.initial_scale),
                 self.summary,
                 float(self.learning_rate),
@@ -351,7 +351,7 @@ class AmortizedKSIVI(Nested):
         generator = make_generator(self._random_state if random_state is None else random_state, device)
         X = np.empty((len(y), n_samples, self.n_features_in_), dtype=self.dtype)
         with ordinary_mode(device), torch.no_grad():
-            numbers = n_samples * max(self.n_features_in_, *self.hidden_layer_sizes, 1)
+            numbers = n_samples * max(self.n_features_in_, *np.ravel(self.hidden_layer_sizes), 1)
             step = max(1, 2**22 // max(1, numbers))  # contexts at a time, for the sake of memory
             for start, part in zip(range(0, len(y), step), parts(y, step), strict=True):
                 X[start : start + step] = as_array(

@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._utils.checks import is_number, warn_caller
+from skksivi._utils.checks import is_number, shown, warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._points import Started, density_in_u, find_start, ratio_in_u
 from skksivi.coordinates import Whitening, score_for_training
@@ -296,10 +296,10 @@ def step_sizes(step_size: float | tuple[float, float, float]) -> Callable[[int],
     if isinstance(step_size, Real | float):  # a float is a Real, but not to mypy
         return lambda _: float(step_size)
     if len(step_size) != 3 or not all(is_number(c) for c in step_size):
-        raise ValueError(f"`step_size` must be a number or three, (a, b, gamma), got {step_size!r}.")
+        raise ValueError(f"`step_size` must be a number or three, (a, b, gamma), got {shown(step_size)}.")
     a, b, gamma = (float(c) for c in step_size)
     if not (a > 0 and b > 0 and 0 <= gamma <= 1):
-        raise ValueError(f"`step_size` must have a > 0, b > 0 and gamma in [0, 1], got {step_size!r}.")
+        raise ValueError(f"`step_size` must have a > 0, b > 0 and gamma in [0, 1], got {shown(step_size)}.")
     return lambda t: a * (b + t) ** -gamma
 
 

@@ -128,7 +128,7 @@ class SIVISM(SemiImplicitVI):
         Its steps per iteration.
     latent_dim : int, default=None
         Dimension of z; None means the dimension of x, up to 100.
-    hidden_layer_sizes : sequence of int, default=(100, 100)
+    hidden_layer_sizes : int or sequence of int, default=(100, 100)
         Widths of the hidden layers of the network :math:`\mu`.
     linear_skip : bool, default=False
         Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero.
@@ -255,7 +255,7 @@ class SIFG(TrainedBaseline):
         The M.
     adaptive : bool, default=True
         Whether :math:`\sigma` moves too.
-    hidden_layer_sizes : sequence of int, default=(100, 100)
+    hidden_layer_sizes : int or sequence of int, default=(100, 100)
         Widths of the hidden layers of the network.
     critic_learning_rate : float, default=2e-3
         Step size of its Adam, lowered as `learning_rate` is.
@@ -319,7 +319,7 @@ class SIFG(TrainedBaseline):
     adaptive: bool = True
     critic_learning_rate: float = 2e-3
     n_critic_steps: int = 5
-    hidden_layer_sizes: Sequence[int] = (100, 100)
+    hidden_layer_sizes: int | Sequence[int] = (100, 100)
     initial_scale: float = 0.3
     max_iter: int = 2000
     learning_rate: float = 1e-2
@@ -336,7 +336,7 @@ class SIFG(TrainedBaseline):
     def _objective(self, score_u: DifferentiableScore, noisy: NoisyPoints, generator: torch.Generator) -> Objective:
         u, (n, d) = noisy.u, noisy.u.shape
         rate = self._rate("critic_learning_rate", self.critic_learning_rate, u)
-        critics = Critics([d, *self.hidden_layer_sizes, d], 1, rate, self._steps.betas, generator)
+        critics = Critics([d, *self._widths(), d], 1, rate, self._steps.betas, generator)
 
         def draw() -> tuple[Tensor, Tensor]:
             xi = torch.empty_like(u).normal_(generator=generator)
@@ -412,7 +412,7 @@ class HSIVISM(TrainedBaseline):
         Step size of their Adam, with the schedule of `learning_rate`.
     n_critic_steps : int, default=1
         Their steps per iteration, on fresh draws, before the step of the layers.
-    hidden_layer_sizes : sequence of int, default=(50, 50)
+    hidden_layer_sizes : int or sequence of int, default=(50, 50)
         Widths of the hidden layers of each network :math:`\bar\mu_t`, which starts at zero.
     initial_scale : float, default=1.0
         The :math:`\sigma_{\mathrm{ini}}`. Its unit is the width of the target's narrowest mode or, if less, the
@@ -486,7 +486,7 @@ class HSIVISM(TrainedBaseline):
     critic_hidden_layer_sizes: Sequence[int] = (128, 128)
     critic_learning_rate: float = 5e-3
     n_critic_steps: int = 1
-    hidden_layer_sizes: Sequence[int] = (50, 50)
+    hidden_layer_sizes: int | Sequence[int] = (50, 50)
     whiten: Whiten = "auto"
     batch_size: int = 256
     max_iter: int = 3000
@@ -521,7 +521,7 @@ class HSIVISM(TrainedBaseline):
         return Hierarchy.langevin(
             bridge_levels(self._levels(), self.n_layers),
             mixing=NormalDraws(score_fn.n_features),
-            hidden_layer_sizes=self.hidden_layer_sizes,
+            hidden_layer_sizes=self._widths(),
             initial_scale=langevin_scale(self.initial_scale, self._floor(), score_fn, whitening, pilot),
             min_scale=self._floor(),
             generator=generator,

@@ -81,7 +81,7 @@ def not_finite(what: str) -> FloatingPointError:
 
 #: Constraints of the parameters of a kernel.
 RADIAL: Constraints = {
-    "kernel": [str, Kernel],
+    "kernel": "no_validation",  # resolve_kernel says more
     "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"median"}), None],
 }
 

@@ -46,7 +46,7 @@ class UIVI(SemiImplicitVI):
         next. If :math:`\sigma` is small compared with the spread of :math:`\mu(z)`, a chain forgets slowly: use more.
     latent_dim : int, default=None
         Dimension of z; None means the dimension of x, up to 100.
-    hidden_layer_sizes : sequence of int, default=(100, 100)
+    hidden_layer_sizes : int or sequence of int, default=(100, 100)
         Widths of the hidden layers of the network :math:`\mu`.
     linear_skip : bool, default=False
         Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero.
@@ -393,7 +393,7 @@ class ReverseFlow(nn.Module):
     Parameters
     ----------
     latent_dim, n_features, n_couplings : int
-    hidden_layer_sizes : sequence of int
+    hidden_layer_sizes : int or sequence of int
     generator : torch.Generator
     dtype : torch.dtype
     """

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, check_function
+from skksivi._utils.checks import shown
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._points import RADIAL, radial_kernel, set_gradient
 from skksivi.coordinates import score_for_training
@@ -61,7 +62,7 @@ class SemiImplicitVI(TrainedBaseline):
     family_: SemiImplicit = field(init=False)
 
     latent_dim: int | None = None
-    hidden_layer_sizes: Sequence[int] = (100, 100)
+    hidden_layer_sizes: int | Sequence[int] = (100, 100)
     linear_skip: bool = False
     batch_size: int = 128
     max_iter: int = 5000
@@ -94,7 +95,7 @@ class SemiImplicitVI(TrainedBaseline):
             sigma,
             scale=checked_object(Scale, self.scale),
             mixing=mixing,
-            hidden_layer_sizes=self.hidden_layer_sizes,
+            hidden_layer_sizes=self._widths(),
             generator=generator,
             skip=covariance_kept(sigma, mixing.latent_dim) if self.linear_skip else None,
         )
@@ -168,7 +169,7 @@ class SIVI(SemiImplicitVI):
         progress)``. All draws of an iteration share the K others. Time and memory follow the largest K.
     latent_dim : int, default=None
         Dimension of z; None means the dimension of x, up to 100.
-    hidden_layer_sizes : sequence of int, default=(100, 100)
+    hidden_layer_sizes : int or sequence of int, default=(100, 100)
         Widths of the hidden layers of the network :math:`\mu`.
     linear_skip : bool, default=False
         Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero.
@@ -247,7 +248,7 @@ class SIVI(SemiImplicitVI):
         numbers = [given(t / self.max_iter) for t in range(self.max_iter)] if callable(given) else [given]
         bad = [K for K in numbers if not (isinstance(K, Integral) and int(K) >= 0)]
         if bad:
-            raise ValueError(f"`n_auxiliary` returned {bad[0]!r}, expected an integer of zero or more.")
+            raise ValueError(f"`n_auxiliary` returned {shown(bad[0])}, expected an integer of zero or more.")
         return int(max(numbers))
 
     def _objective(

@@ -394,5 +394,7 @@ def from_bridgestan(model: StanModel, *, include_tp: bool = False) -> StanTarget
     """
     for name in ("log_density_gradient", "param_unc_num"):
         if not callable(getattr(model, name, None)):
-            raise TypeError(f"`model` must have a method `{name}`, as BridgeStan's models do; {model!r} has none.")
+            raise TypeError(
+                f"`model` must have a method `{name}`, as BridgeStan's; a {type(model).__name__} has none."
+            )
     return StanTarget(model, include_tp=include_tp)

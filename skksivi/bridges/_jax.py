@@ -139,6 +139,8 @@ class JaxTarget(ForeignTarget):
             jax.eval_shape(self._compiled.product, row[None], row[None])
         except Exception:  # a gradient by hand, say, of which JAX knows no derivative
             self._has_products = False
+        if not self._has_products:  # a while_loop has no gradient either, which JAX says itself
+            jax.eval_shape(self._compiled.value_and_gradient, row[None])
 
 
 class _JaxScore(torch.autograd.Function):

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._utils.arrays import as_numbers, as_tensor, shown_by_rows
+from skksivi._utils.checks import shown
 from skksivi.coordinates._affine import FAR, Affine, AffineMap, Identity, WhitenedScore
 from skksivi.judge import Verdict
 from skksivi.parameters import Init, Pilot, Whiten
@@ -322,7 +323,7 @@ def starting_points(init: Init, d: int, device: torch.device | str = "cpu") -> T
         return torch.zeros(1, d, dtype=torch.float64, device=device)
     starts = as_tensor(as_numbers(init, "init"), device=device)
     if starts.dim() not in (1, 2) or starts.shape[-1] != d or not len(starts) or not starts.isfinite().all():
-        raise ValueError(f"`init` must be a finite vector of shape {(d,)} or a matrix of such rows, got {init!r}.")
+        raise ValueError(f"`init` must be a finite vector of shape {(d,)} or a matrix of these, got {shown(init)}.")
     return starts.view(-1, d)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._utils.checks import check_integer
+from skksivi._utils.checks import check_integer, shown
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._whitening import Whitening
@@ -79,7 +79,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     gradient_estimator : {"auto", "u-statistic", "vanilla"}, default="auto"
         "u-statistic", which is "auto": all pairs within one batch of each layer (Algorithm 2). "vanilla": pairs
         between two batches (Algorithm 1), with twice as many draws and scores.
-    hidden_layer_sizes : sequence of int or "auto", default="auto"
+    hidden_layer_sizes : int, sequence of int or "auto", default="auto"
         Widths of the hidden layers of each network, without input and output; "auto" is (50, 50).
     initial_scale : float or "auto", default="auto"
         The :math:`\sigma_{\mathrm{ini}}`, half of whose square is the step of the Langevin drift. With a pilot its
@@ -302,7 +302,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         if len(weights) != T or not numbers or not any(weights):
             raise ValueError(
                 f"`weights` of the bridge must be {T} numbers of zero or more, one per layer, not all zero, got "
-                f"{weights!r}."
+                f"{shown(weights)}."
             )
         return [float(b) for b in weights]
 
@@ -340,7 +340,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         family = Hierarchy.langevin(
             levels,
             mixing=mixing,
-            hidden_layer_sizes=self._network().hidden_layer_sizes,
+            hidden_layer_sizes=self._widths(),
             initial_scale=sigma,
             min_scale=self._floor(),
             generator=generator,

@@ -46,7 +46,7 @@ from skksivi.families._weights import kept_draws
 from skksivi.judge import Grade, Verdict, WeightedDraws
 from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, MixingLike
-from skksivi.parameters import Adam, Checkpoint, Init, Pilot, Scale, Whiten, chains_of, checked_object
+from skksivi.parameters import WIDTHS, Adam, Checkpoint, Init, Pilot, Scale, Whiten, chains_of, checked_object
 from skksivi.pilot._chains import clipped_drift
 from skksivi.pilot._points import MAX_FEATURES, PilotPoints
 from skksivi.score._score import DifferentiableScore, Score
@@ -73,9 +73,9 @@ class SteinTrained(Trained, Generic[F]):
 
     _parameter_constraints: ClassVar[Constraints] = {
         "method": [StrOptions(METHODS)],
-        "kernel": [str, Kernel],
+        "kernel": "no_validation",  # resolve_kernel says more
         "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto", "median"}), None],
-        "hidden_layer_sizes": [StrOptions({"auto"}), "array-like"],
+        "hidden_layer_sizes": [StrOptions({"auto"}), *WIDTHS],
         "initial_scale": [StrOptions({"auto"}), Interval(Real, 0, None, closed="neither")],
         "batch_size": [StrOptions({"auto"}), Interval(Integral, 2, None, closed="left")],
         "learning_rate": [StrOptions({"auto"}), Interval(Real, 0, None, closed="neither")],
@@ -103,7 +103,7 @@ class SteinTrained(Trained, Generic[F]):
     kernel: str | Kernel = "auto"  # those whose types are ignored have the base's once they are resolved
     bandwidth: float | str | None = "auto"
     gradient_estimator: str = "auto"
-    hidden_layer_sizes: str | Sequence[int] = "auto"  # type: ignore[assignment]
+    hidden_layer_sizes: str | int | Sequence[int] = "auto"  # type: ignore[assignment]
     mixing: MixingLike = "auto"
     scale: str | Scale = "auto"
     initial_scale: str | float = "auto"  # type: ignore[assignment]
@@ -281,7 +281,7 @@ class SteinTrained(Trained, Generic[F]):
         mixing = cast("OfFamily", fit.sampler).family.mixing
         found |= {
             "kernel": kernel.with_bandwidth(width) if isinstance(width, float) else kernel,
-            "hidden_layer_sizes": tuple(self._network().hidden_layer_sizes),
+            "hidden_layer_sizes": self._widths(),
             "scale": checked_object(Scale, self.scale),
             "optimizer": self._steps,
             "gradient_estimator": None if self._is_by_path() else self.gradient_estimator,

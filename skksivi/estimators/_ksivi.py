@@ -19,7 +19,7 @@ from skksivi.estimators._start import Start, check_points, weight_of_pilot
 from skksivi.estimators._trained import temperature
 from skksivi.families import Layer, SemiImplicit, covariance_kept, gaussian_layer
 from skksivi.mixing import Bootstrap, Mixing, build_mixing
-from skksivi.parameters import Adam, Annealing, Network, Scale, checked_object
+from skksivi.parameters import WIDTHS, Adam, Annealing, Network, Scale, checked_object
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._domain import tail_exponent
 from skksivi.score._score import DifferentiableScore, Score, Tempered, WithoutProducts
@@ -69,7 +69,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         batch.
     latent_dim : int, default=None
         Dimension of z; None means the dimension of x, but at most 100 with normal mixing.
-    hidden_layer_sizes : sequence of int, Network or "auto", default="auto"
+    hidden_layer_sizes : int, sequence of int, Network or "auto", default="auto"
         Widths of the hidden layers of the network, without input and output; "auto" is (100, 100).
         `skksivi.parameters.Network` also says whether the network is added to a linear map or is the whole mean.
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
@@ -245,7 +245,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     _parameter_constraints: ClassVar[Constraints] = {
         "latent_dim": [Interval(Integral, 1, None, closed="left"), None],
-        "hidden_layer_sizes": [StrOptions({"auto"}), "array-like", Network],
+        "hidden_layer_sizes": [StrOptions({"auto"}), *WIDTHS, Network],
         "mixing": [StrOptions({"auto", "normal", "pilot"}), HasMethods("build"), callable],
         "scale": [StrOptions({"auto", "constant", "network"}), Scale],
         "terms": [tuple, list, None],
@@ -276,7 +276,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     _trains_by: ClassVar[str] = "path"
 
     latent_dim: int | None = None
-    hidden_layer_sizes: str | Sequence[int] | Network = "auto"
+    hidden_layer_sizes: str | int | Sequence[int] | Network = "auto"
     annealing: Annealing = None
     terms: Sequence[Term] | None = None
 
@@ -369,7 +369,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     def _layers(self, generator: torch.Generator) -> Callable[..., SemiImplicit]:
         """Return `gaussian_layer` with the widths and the form that the parameters specify."""
-        scale, widths = checked_object(Scale, self.scale), self._network().hidden_layer_sizes
+        scale, widths = checked_object(Scale, self.scale), self._widths()
         return partial(gaussian_layer, scale=scale, hidden_layer_sizes=widths, generator=generator)
 
     def _warps(self, score_fn: Score) -> bool:

@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
-from skksivi._utils.checks import warn_caller
+from skksivi._utils.checks import shown, warn_caller
 from skksivi._utils.monte_carlo import controlled, stein_features
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
@@ -24,7 +24,7 @@ from skksivi.estimators._judge import contradiction, remedy_of, surely_good
 from skksivi.estimators._start import FRUGAL_CALLS, F, Start, answers_at
 from skksivi.families._samplers import Layer, Sampler, WhitenedSampler
 from skksivi.judge import Grade, Verdict
-from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
+from skksivi.parameters import WIDTHS, Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import Score
@@ -83,7 +83,7 @@ class Trained(Whitened):
     """Base of the approximators that train a family."""
 
     _parameter_constraints: ClassVar[Constraints] = {
-        "hidden_layer_sizes": ["array-like"],
+        "hidden_layer_sizes": [*WIDTHS],
         "initial_scale": [Interval(Real, 0, None, closed="neither")],
         "scale": [StrOptions({"constant"}), Scale],
         "batch_size": [Interval(Integral, 2, None, closed="left")],
@@ -94,7 +94,7 @@ class Trained(Whitened):
     }
 
     latent_dim: int | None
-    hidden_layer_sizes: Sequence[int]
+    hidden_layer_sizes: int | Sequence[int]
     initial_scale: float
     scale: str | Scale
     batch_size: int
@@ -126,6 +126,9 @@ class Trained(Whitened):
     def _network(self) -> Network:
         return checked_object(Network, self.hidden_layer_sizes)
 
+    def _widths(self) -> tuple[int, ...]:
+        return self._network().widths()
+
     def _n_latent(self, n_features: int) -> int:
         """Return the dimension of z."""
         return self.latent_dim or min(n_features, 100)  # more would rarely help
@@ -139,7 +142,8 @@ class Trained(Whitened):
         self._network()
         scale, start = checked_object(Scale, self.scale), self.initial_scale
         if isinstance(start, Real) and float(start) <= scale.floor:
-            raise ValueError(f"`initial_scale` must exceed the floor of `scale`, got {start!r} and {scale.floor!r}.")
+            got = shown((start, scale.floor))
+            raise ValueError(f"`initial_scale` must exceed the floor of `scale`, got {got}.")
         if scale.form not in self._forms_of_scale:
             raise ValueError(f"`scale` of {type(self).__name__} cannot be a network; use 'constant'.")
 

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from skksivi._utils.arrays import RandomState, as_array, html_table, make_rng, make_seed, resolve_device, with_error
-from skksivi._utils.checks import lies_between
+from skksivi._utils.checks import lies_between, shown
 from skksivi.base import BaseApproximator, check_finite, check_fit, of_predictor, without_density
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._derived import Derived, Refined, asks_for_score, knows_density, unweighted
@@ -304,7 +304,7 @@ def _checked(quantiles: Sequence[float]) -> np.ndarray:
     if not (np.diff(levels) > 0).all():
         raise ValueError(
             "`quantiles` must be rising numbers strictly between 0 and 1, such as (0.05, 0.5, 0.95), got "
-            f"{quantiles!r}."
+            f"{shown(quantiles)}."
         )
     return levels
 

@@ -214,7 +214,7 @@ def check_target(target: HasLogProb | None) -> None:
     """Raise unless a target's density can be drawn."""
     if target is None:
         return
-    if not hasattr(target, "log_prob"):
+    if getattr(target, "log_prob", None) is None:
         raise TypeError(
             f"`target` must have `log_prob` for its contours, but {type(target).__name__} has none; leave it out, or "
             "give draws of it by MarginalsDisplay."

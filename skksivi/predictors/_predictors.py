@@ -33,7 +33,7 @@ from skksivi._utils.arrays import (
     make_rng,
     make_seed,
 )
-from skksivi._utils.checks import check_integer
+from skksivi._utils.checks import check_integer, shown
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators import KSIVIApproximator
 from skksivi.judge import Verdict
@@ -720,7 +720,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         self._X_mean, self._X_scale = location_and_scale(X, w)
         given = self.class_weight
         if isinstance(given, dict) and not all(isinstance(v, Real) and 0 <= v < math.inf for v in given.values()):
-            raise ValueError(f"`class_weight` must give classes finite numbers of zero or more, got {given!r}.")
+            raise ValueError(f"`class_weight` must give classes finite numbers of zero or more, got {shown(given)}.")
         w = w * compute_sample_weight(given, y)
         is_binary = len(self.classes_) == 2
         model = targets.BayesianLogisticRegression if is_binary else targets.BayesianMultinomialRegression

@@ -89,7 +89,7 @@ class Remembered:
 
     def __init__(self, target: Any, memory: Memory) -> None:  # noqa: ANN401
         self.target, self.memory = target, memory
-        if hasattr(target, "log_prob"):
+        if getattr(target, "log_prob", None) is not None:
             self.log_prob = partial(memory.served, "log_prob", target.log_prob)
         self.score_fn = partial(memory.served, "score", target.score_fn)
 

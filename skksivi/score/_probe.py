@@ -29,7 +29,9 @@ from skksivi.score._score import (
     first_points,
     function_of,
     tensor_copy,
+    told_by,
 )
+from skksivi.score._tally import told_of
 
 #: Step of a central difference of a score in half precision.
 HALF_STEP = 10 * STEPS[torch.float32]
@@ -57,7 +59,8 @@ def probe(
         x = first_points(n, torch.empty(0, n_features, dtype=dtype, device=device))
         adapted, returned = _adapted(score_fn, x)
     step = STEPS.get(min(dtype, returned, key=lambda t: t.itemsize), HALF_STEP)
-    return Score(adapted, n_features, dtype, device, step, score_vjp, tally=Tally(n_values=sum(sizes)))
+    tally = Tally(n_values=sum(sizes), told=told_of(getattr(score_fn, "__self__", score_fn)))
+    return Score(adapted, n_features, dtype, device, step, score_vjp, tally=tally)
 
 
 def _adapted(score_fn: UntriedScore, x: Tensor) -> tuple[ScoreFunction, torch.dtype]:
@@ -77,15 +80,12 @@ def _adapted(score_fn: UntriedScore, x: Tensor) -> tuple[ScoreFunction, torch.dt
         if kind != "graph" or isinstance(s, Tensor) or not hasattr(s, "__array__"):
             _tell_of_call(s, points, before)
             return (score_fn if kind == "graph" else BlackBox(score_fn, kind)), tensor_copy(s).dtype
-    if isinstance(errors[0], (*POSSIBLE, IndexError, TypeError)) and not _answers(score_fn, x):
-        _tell_of_errors(score_fn, x, errors[0])
-    errors[0].add_note(
-        f"Raised by `score_fn` on a trial input of shape {tuple(x.shape)}, {x.dtype}. If its data are of another "
-        "type, give them this one or set the parameter `dtype`."
-    )
-    for other in errors[1:2]:
-        errors[0].add_note(f"Called with an array it raised {type(other).__name__}: {other}")
-    raise errors[0]
+    error = told_by(errors)
+    if isinstance(error, (*POSSIBLE, IndexError, TypeError)) and not _answers(score_fn, x):
+        _tell_of_errors(score_fn, x, error)
+    if not type(getattr(score_fn, "__self__", None)).__module__.startswith("skksivi.bridges"):  # it is the library's
+        error.add_note(f"Raised by `{_name(score_fn)}` on a trial input of shape {tuple(x.shape)}, {x.dtype}.")
+    raise error
 
 
 def _asked(score_fn: UntriedScore, points: Tensor | np.ndarray, kind: str) -> Tensor | np.ndarray:

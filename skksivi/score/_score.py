@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi._utils.arrays import as_numbers
+from skksivi._utils.arrays import as_numbers, native
 from skksivi.score._refusals import tell
 from skksivi.score._tally import Doubt, Tally
 
@@ -37,6 +38,9 @@ REJECTIONS = (ArithmeticError, ValueError, torch.linalg.LinAlgError)
 POSSIBLE = (*REJECTIONS, RuntimeError)
 OF_DEVICE = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # older ones have a bare RuntimeError for it
 NEVER_OF_POINTS = (NotImplementedError, RecursionError, torch.OutOfMemoryError, OF_DEVICE)
+
+#: What an error says of a tensor instead of an array, or the reverse.
+OF_KIND = re.compile(r"numpy|ndarray|Tensor\b")
 
 Result = TypeVar("Result")
 
@@ -432,7 +436,9 @@ def in_parts(
     if n_rejected == len(x):
         call_first(2)
     if n_rejected:
-        tell("points where it raises", errors[0], n=len(x), n_rejected=n_rejected, is_first=not tally.n_rejected)
+        is_first = "rejected" not in tally.told
+        tell("points where it raises", errors[0], n=len(x), n_rejected=n_rejected, is_first=is_first)
+        tally.told.add("rejected")
         tally.n_rejected += n_rejected
     return parts
 
@@ -619,4 +625,33 @@ class BlackBox:
 
 def tensor_copy(s: Tensor | np.ndarray) -> Tensor:
     """Return a copy of a result that may be a buffer the function reuses."""
-    return s.detach().clone() if isinstance(s, Tensor) else torch.from_numpy(np.array(s))
+    return s.detach().clone() if isinstance(s, Tensor) else torch.from_numpy(np.array(native(s)))
+
+
+def of_its_kind(log_prob: UntriedScore, n_features: int) -> Callable[[Tensor], Tensor]:
+    """Return a log-density of tensors as it is, one of arrays adapted to tensors, by how it takes two points.
+
+    Raises
+    ------
+    TypeError
+        It returns something else than one number for each point.
+    """
+    x, errors = first_points(2, torch.empty(0, n_features, dtype=torch.float64)), list[Exception]()
+    for kind, at in (("graph", x), ("graph", x.float()), ("array", x), ("tensor", x)):
+        try:
+            value = log_prob(POINTS[kind](at))
+        except Exception as error:
+            errors.append(error)
+            continue
+        if (shape := tuple(np.shape(value))) != (2,):
+            raise TypeError(f"`log_prob` returned shape {shape} for two points, expected (2,), one number per row.")
+        if kind != "graph" or isinstance(value, Tensor):
+            return log_prob if kind == "graph" else BlackBox(log_prob, kind)
+    error = told_by(errors)
+    error.add_note(f"Raised by `log_prob`, which must take rows, for two points of shape {tuple(x.shape)}.")
+    raise error
+
+
+def told_by(errors: list[Exception]) -> Exception:
+    """Return the error of a function that is no complaint about a tensor instead of an array, or the reverse."""
+    return next((error for error in errors if not OF_KIND.search(str(error))), errors[0])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,6 +20,17 @@ T = TypeVar("T")
 
 #: Name of the stage of a fit before the first that is announced, and the unit of most lengths.
 CHECKS, CALLS = "checks", "score calls"
+
+
+#: What was told of targets, which is told only once of each.
+TOLD: MutableMapping[object, set[str]] = WeakKeyDictionary()
+
+
+def told_of(target: object) -> set[str]:
+    """Return what was told of a target or a function before; nothing of one without a hash or weak references."""
+    with suppress(TypeError):
+        return TOLD.setdefault(target, set())
+    return set()
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,7 @@ class Tally:
     n_products: int = 0
     n_mended: int = 0
     n_rejected: int = 0
+    told: set[str] = field(default_factory=set, compare=False, repr=False)  # of the target, by this fit or another
     fault: str | None = field(default=None, compare=False, repr=False)
     raised: Exception | None = field(default=None, compare=False, repr=False)  # by the target, last
     has_suspect: bool = field(default=False, compare=False, repr=False)

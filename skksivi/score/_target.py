@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._utils.arrays import DTYPES, as_array, as_tensor, resolve_device
-from skksivi._utils.checks import check_integer, check_number, warn_caller
+from skksivi._utils.checks import bridge_of, check_integer, check_number, warn_caller
 from skksivi.score._domain import doubt_of
 from skksivi.score._probe import resolve
 from skksivi.score._score import (
@@ -35,6 +35,7 @@ from skksivi.score._score import (
     UntriedScore,
     in_parts,
     is_target,
+    of_its_kind,
     refuse_class,
 )
 
@@ -69,11 +70,13 @@ def unwrapped(score_fn: TargetOrScore, n_features: int | None) -> tuple[ScoreFun
         return score_fn.score_fn, check_integer(own, "n_features", min_val=1)
     if not callable(score_fn):
         is_data = hasattr(score_fn, "__array__") or (hasattr(score_fn, "__len__") and not isinstance(score_fn, str))
-        of_data = " To fit a model to data use KSIVIRegressor or KSIVIClassifier." if is_data else ""
+        of_data = bridge_of(score_fn) or " To fit a model to data use KSIVIRegressor or KSIVIClassifier." * is_data
         raise TypeError(
             f"`score_fn` must be a function (n, d) -> (n, d) giving the gradient of log p, or a Target; got a "
             f"{type(score_fn).__name__}.{of_data}"
         )
+    if bridge := bridge_of(score_fn):
+        raise TypeError(f"`score_fn` is a model, not the gradient of log p.{bridge}")
     if n_features is None:
         raise ValueError(
             "`n_features` is missing: a bare score function does not tell its dimension; call "
@@ -97,7 +100,8 @@ def compared_score(
     Bounds are told only near to draws (n, d) that are given: a fit has told its own.
     """
     if not (is_target(score_fn) or callable(score_fn)):
-        raise TypeError(f"`target` must be a Target or its score function, got a {type(score_fn).__name__}.")
+        got = f"{type(score_fn).__name__}.{bridge_of(score_fn)}"
+        raise TypeError(f"`target` must be a Target or its score function, got a {got}")
     d = unwrapped(score_fn, getattr(score_fn, "n_features", n_features))[1]
     if d != n_features:
         raise ValueError(f"the target has {d} features, expected {n_features} as in `fit`.")
@@ -180,7 +184,9 @@ def _of_target(score: Score, target: TargetOrScore) -> Score:
     if minibatch is not None:
         rewind = getattr(target, "rewind", None)
         score = replace(score, minibatch=lambda generator: _like(score, minibatch(generator)), rewind=rewind)
-    if log_prob is not None and not isinstance(score.score_fn, BlackBox):
+    if log_prob is not None and isinstance(score.score_fn, BlackBox) and not isinstance(log_prob, BlackBox):
+        log_prob = of_its_kind(log_prob, score.n_features)
+    if log_prob is not None:
         score = replace(score, log_prob=partial(_counted, log_prob, score.dtype, score.tally))
     if (labels := getattr(target, "label_exchanges", None)) is not None:
         score = replace(score, labels=labels)
@@ -234,7 +240,7 @@ class ByWorkers:
     """A score function that hands its points to workers, a chunk at a time.
 
     Chunks depend on the points alone, so the number of workers does not change any result. See
-    `skksivi.targets.from_score_fn` for the parameters.
+    `skksivi.targets.from_score_fn` for the parameters; the `name` is the user's, "log_prob" of a density.
     """
 
     score_fn: UntriedScore
@@ -243,6 +249,7 @@ class ByWorkers:
     backend: str | None
     chunk_size: int
     timeout: float | None
+    name: str = "score_fn"
 
     def __post_init__(self) -> None:
         if check_integer(self.n_jobs, "n_jobs", min_val=-(2**15)) == 0:
@@ -269,24 +276,24 @@ class ByWorkers:
             run = Parallel(self.n_jobs, timeout=self.timeout, batch_size=1)  # raises if there is no such backend
         X, needs_graph = as_array(x), isinstance(x, Tensor) and x.requires_grad
         chunks = [Chunk(X[k : k + self.chunk_size], k, len(X)) for k in range(0, max(len(X), 1), self.chunk_size)]
-        answer = delayed(partial(_answer, self.score_fn, isinstance(x, Tensor), needs_graph))
+        answer = delayed(partial(_answer, self.score_fn, self.name, isinstance(x, Tensor), needs_graph))
         try:
             found = run(answer(chunk) for chunk in chunks)
         except RefusedError as refused:
             raise refused.args[0] from None
         except pickle.PicklingError as error:
             raise TypeError(
-                f"`score_fn` cannot be sent to another process ({error}); define it in a module, let it load what "
+                f"`{self.name}` cannot be sent to another process ({error}); define it in a module, let it load what "
                 "cannot be pickled when it is first called, or set backend='threading'."
             ) from error
         except (TimeoutError, multiprocessing.TimeoutError) as error:
             raise TimeoutError(
-                f"`score_fn` did not return within `timeout` = {self.timeout} s for a chunk of "
+                f"`{self.name}` did not return within `timeout` = {self.timeout} s for a chunk of "
                 f"{self.chunk_size} rows; raise it, or see what the function does at these points."
             ) from error
         except Exception as error:  # of any backend
             raise ConnectionError(
-                "A worker that evaluated `score_fn` was lost; it may have run out of memory. It said: "
+                f"A worker that evaluated `{self.name}` was lost; it may have run out of memory. It said: "
                 f"{textwrap.shorten(str(error), 200)}"
             ) from error
         if not isinstance(found[0], Tensor):
@@ -294,16 +301,16 @@ class ByWorkers:
         return torch.cat([as_tensor(s) for s in found]).to(x.device if isinstance(x, Tensor) else "cpu")
 
 
-def _answer(score_fn: UntriedScore, of_tensors: bool, needs_graph: bool, chunk: Chunk) -> Tensor | np.ndarray:
+def _answer(f: UntriedScore, name: str, of_tensors: bool, needs_graph: bool, chunk: Chunk) -> Tensor | np.ndarray:
     """Return the score at points, or raise RefusedError with the reason."""
     X = chunk.X.copy()  # joblib may have made it read-only
     try:
         with np.errstate(all="ignore"), torch.set_grad_enabled(needs_graph):
-            s = score_fn(torch.from_numpy(X).requires_grad_(needs_graph) if of_tensors else X)
+            s = f(torch.from_numpy(X).requires_grad_(needs_graph) if of_tensors else X)
         if not isinstance(s, Tensor | np.ndarray):
-            raise TypeError(f"`score_fn` returned a {type(s).__name__}, expected a torch tensor or an array.")
-        if tuple(s.shape) != X.shape:
-            raise ValueError(f"`score_fn` returned shape {tuple(s.shape)} for {chunk}, expected {X.shape} as input.")
+            raise TypeError(f"`{name}` returned a {type(s).__name__}, expected a torch tensor or an array.")
+        if tuple(s.shape) != (expected := X.shape if name == "score_fn" else X.shape[:1]):
+            raise ValueError(f"`{name}` returned shape {tuple(s.shape)} for {chunk}, expected {expected} as input.")
     except Exception as error:
         error.add_note(f"Raised for {chunk}.")
         raise RefusedError(error) from None

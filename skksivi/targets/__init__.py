@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from skksivi.targets._base import Target as Target
     from skksivi.targets._base import check_hyperprior as check_hyperprior
     from skksivi.targets._base import from_rows as from_rows
-    from skksivi.targets._base import from_score_fn as from_score_fn
     from skksivi.targets._constrained import NamedTarget as NamedTarget
     from skksivi.targets._constrained import constrained as constrained
     from skksivi.targets._constrained import coordinate_names as coordinate_names
     from skksivi.targets._constrained import from_log_prob as from_log_prob
+    from skksivi.targets._constrained import from_score_fn as from_score_fn
     from skksivi.targets._linear import BayesianLinearRegression as BayesianLinearRegression
     from skksivi.targets._linear import BayesianLogisticRegression as BayesianLogisticRegression
     from skksivi.targets._linear import BayesianMultinomialRegression as BayesianMultinomialRegression
@@ -39,8 +39,8 @@ else:
         __name__,
         {
             ".score": ["remembered"],
-            "_base": ["Target", "check_hyperprior", "from_rows", "from_score_fn"],
-            "_constrained": ["NamedTarget", "constrained", "coordinate_names", "from_log_prob"],
+            "_base": ["Target", "check_hyperprior", "from_rows"],
+            "_constrained": ["NamedTarget", "constrained", "coordinate_names", "from_log_prob", "from_score_fn"],
             ".bridges": ["from_bridgestan", "from_jax", "from_numpyro", "from_pymc"],
             "_linear": ["BayesianLinearRegression", "BayesianLogisticRegression", "BayesianMultinomialRegression"],
             "_minibatches": ["Minibatches"],

@@ -7,6 +7,7 @@ import math
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple, Protocol, Self
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
-from skksivi._utils.checks import check_integer
-from skksivi.score import ByWorkers, HasLogProb, ScoreFunction, ScoreWithProduct, UntriedScore, autograd_pullback
+from skksivi._utils.checks import check_integer, shown
+from skksivi.score import HasLogProb, ScoreFunction, ScoreWithProduct, autograd_pullback
+from skksivi.score._tally import TOLD, told_of
 
 #: Maps points and rows of the data, both tensors or both arrays, to scores.
 RowsScore = Callable[[Any, Any], Any]
@@ -30,11 +32,18 @@ N_BLOCK, MAX_PAIRS = 2**12, 2**20
 MAX_MATRIX = 2**25
 
 
+#: Maps classes of a batch, and the most that there may be, to those of all rows, while a target is made of the batch.
+ALL_CLASSES: ContextVar[Callable[[np.ndarray, float], np.ndarray] | None] = ContextVar("ALL_CLASSES", default=None)
+
+
 class NoRows(int):
     """A count of one, which says in the messages of what would split rows what to do instead."""
 
     def __format__(self, spec: str) -> str:
-        remedy = "1, since a target has no rows to split: set cv=skksivi.model_selection.Replicates()"
+        remedy = (
+            "1, since a target has no rows to split: set cv=skksivi.model_selection.Replicates(), which any search "
+            "needs, and resource='max_iter', max_resources=2000, which a halving search needs"
+        )
         return remedy if not spec else format(int(self), spec)
 
 
@@ -143,15 +152,17 @@ class Target:
     def _left_torch(self, fact: str) -> str:
         return (
             f"`log_prob` of {type(self).__name__} {fact}; it must be a function of torch tensors, without numpy or "
-            "`detach`. Write it with functions of torch, or give its gradient, which may be a function of arrays, to "
-            "skksivi.targets.from_score_fn."
+            "`detach`. Write it with functions of torch, or give it beside its gradient, both functions of arrays: "
+            "skksivi.targets.from_score_fn(score_fn, n_features, log_prob=log_prob)."
         )
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Return a copy whose floating-point tensors are on `device` and of type `dtype`."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         numbers = {name: x.to(device=device, dtype=dtype) for name, x in tensors.items() if x.is_floating_point()}
-        return self._replaced(**numbers)
+        other = self._replaced(**numbers)
+        TOLD[other] = told_of(self)
+        return other
 
     def _replaced(self, **attributes: object) -> Self:
         other = copy.copy(self)
@@ -174,15 +185,6 @@ class Target:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(n_features={self.n_features})"
-
-
-class _ScoreTarget(Target):
-    def __init__(self, score_fn: UntriedScore, n_features: int) -> None:
-        self._score_fn = score_fn
-        self.n_features = n_features
-
-    def score_fn(self, x: Tensor) -> Tensor:
-        return self._score_fn(x)
 
 
 class OfRows(Protocol):
@@ -440,88 +442,20 @@ def from_rows(score_fn: RowsScore, *, n_rows: int, n_features: int) -> _RowsTarg
     return _RowsTarget(score_fn, int(n_rows), int(n_features))
 
 
-def from_score_fn(
-    score_fn: UntriedScore,
-    n_features: int,
-    *,
-    products: str = "auto",
-    n_jobs: int | None = None,
-    backend: str | None = None,
-    chunk_size: int = 1,
-    timeout: float | None = None,
-) -> Target:
-    """Make a target from a bare score function, which several workers may evaluate.
-
-    Parameters
-    ----------
-    score_fn : callable
-        The gradient of log p at each row, (n, n_features) tensor -> (n, n_features) tensor; or one of arrays.
-    n_features : int
-    products : {"auto", "autograd", "finite-difference"}, default="auto"
-        How a fit forms products with the Jacobian of the score, see `Target`. With workers these are differences,
-        since a worker returns no graph.
-    n_jobs : int, default=None
-        Number of joblib workers that evaluate rows at the same time, -1 for one per core. None evaluates all rows in
-        one call, in this process. The result does not depend on the number, up to differences in the arithmetic of
-        machines.
-    backend : str, default=None
-        A backend of joblib: "loky" (processes), "threading", "dask" with an open client, "ray" after
-        ``ray.util.joblib.register_ray()``, or another that is registered there; None for the one set by
-        `joblib.parallel_config`, otherwise "loky".
-    chunk_size : int, default=1
-        Rows per call of the function. One row per call is efficient only if the function takes more than a few
-        milliseconds.
-    timeout : float, default=None
-        Seconds that a chunk may take, as in joblib, at the first call with the start of the workers; not used with
-        one worker, which is this process. A process that takes longer is stopped; a thread, or a worker of a cluster,
-        is abandoned.
-
-    Returns
-    -------
-    target : Target
-
-    Raises
-    ------
-    TypeError, ValueError
-        A parameter is of a wrong type or out of its range. In a fit: the function cannot be sent to a process, or
-        its result for a chunk does not have the shape of the points.
-    TimeoutError, ConnectionError
-        In a fit: a chunk takes too long, or its worker is lost. Training that has begun keeps its state.
-
-    See Also
-    --------
-    from_log_prob : A target of a log-density in torch.
-    from_rows : A target of a score function that takes some of the rows.
-    Target : The base of all targets.
-
-    Examples
-    --------
-    >>> from skksivi.targets import from_score_fn
-    >>> from_score_fn(lambda x: -x, n_features=3).shape
-    (1, 3)
-    >>> import torch
-    >>> target = from_score_fn(lambda x: -x, n_features=1, n_jobs=2, backend="threading")
-    >>> target.score_fn(torch.tensor([[1.0], [2.0]]))
-    tensor([[-1.],
-            [-2.]])
-    """
-    if not callable(score_fn):
-        raise TypeError(f"`score_fn` must be callable, got a {type(score_fn).__name__}.")
-    check_integer(n_features, "n_features", min_val=1)
-    if n_jobs is not None:
-        score_fn = ByWorkers(score_fn, n_jobs=n_jobs, backend=backend, chunk_size=chunk_size, timeout=timeout)
-    target = _ScoreTarget(score_fn, int(n_features))
-    target.products = products
-    return target
-
-
 def check_hyperprior(hyperprior: tuple[float, float]) -> None:
     """Raise ValueError if the parameters of a Gamma distribution are not two positive numbers."""
     if len(hyperprior) != 2 or not all(isinstance(value, Real) and 0 < value < math.inf for value in hyperprior):
-        raise ValueError(f"`hyperprior` must be a pair of positive numbers, shape and rate, got {hyperprior!r}.")
+        raise ValueError(f"`hyperprior` must be a pair of positive numbers, shape and rate, got {shown(hyperprior)}.")
+
+
+def classes_of(y: np.ndarray, most: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
+    """Return the classes of labels y (n,), of all rows if they are a batch of a loader, and numbers (n,) of y."""
+    classes, of_all = np.unique(y), ALL_CLASSES.get()
+    classes = classes if of_all is None else of_all(classes, most)
+    return classes, np.searchsorted(classes, y)
 
 
 def check_positive(value: float, name: str) -> None:
     """Raise ValueError unless `value` is a positive finite number."""
     if not (isinstance(value, Real) and 0 < value < math.inf):
-        raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
+        raise ValueError(f"`{name}` must be positive and finite, got {shown(value)}.")

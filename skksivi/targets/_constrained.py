@@ -8,7 +8,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.distributions import StickBreakingTransform, Transform, biject_to, constraints
 
 from skksivi._utils.arrays import as_array, as_tensor, without_graph
-from skksivi._utils.checks import check_integer
+from skksivi._utils.checks import bridge_of, check_integer, shown
+from skksivi.score import ByWorkers, UntriedScore
+from skksivi.score._score import of_its_kind
 from skksivi.targets._base import Target
 
 
@@ -78,17 +80,27 @@ class NamedTarget(Target):
 class LogProbTarget(NamedTarget):
     """A target of a log-density in torch."""
 
-    def __init__(self, log_prob: Callable[[Tensor], Tensor], n_features: int, names: Sequence[str] | None) -> None:
+    def __init__(self, function: Callable[[Any], Any], n_features: int, names: Sequence[str] | None) -> None:
         super().__init__(coordinate_names({"x": (n_features,)}) if names is None else names)
-        self._log_prob = log_prob
+        self._function = function
         self._is_named = names is not None
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Evaluate log p at each row of x (n, d)."""
-        return self._log_prob(x)
+        return self._function(x)
 
     def _constrain(self, X: np.ndarray) -> dict[str, np.ndarray]:
         return dict(zip(self.names, X.T, strict=True)) if self._is_named else {"x": X}
+
+
+class ScoreTarget(LogProbTarget):
+    """A target of a score function and, if it is known, a log-density, of tensors or arrays."""
+
+    log_prob: Any = None
+
+    def score_fn(self, x: Tensor) -> Tensor:
+        """Evaluate the gradient of log p at each row of x (n, d)."""
+        return self._function(x)
 
 
 def from_log_prob(
@@ -132,12 +144,105 @@ def from_log_prob(
     >>> target.constrain([[1.0, 3.0], [2.0, 4.0]])
     {'a': array([1., 2.]), 'b': array([3., 4.])}
     """
-    if not callable(log_prob):
-        raise TypeError(f"`log_prob` must be callable, got a {type(log_prob).__name__}.")
+    _check_arguments({"log_prob": log_prob}, n_features, names)
+    return LogProbTarget(log_prob, int(n_features), names)
+
+
+def from_score_fn(  # noqa: PLR0913
+    score_fn: UntriedScore,
+    n_features: int,
+    *,
+    log_prob: UntriedScore | None = None,
+    names: Sequence[str] | None = None,
+    products: str = "auto",
+    n_jobs: int | None = None,
+    backend: str | None = None,
+    chunk_size: int = 1,
+    timeout: float | None = None,
+) -> ScoreTarget:
+    """Make a target from a bare score function, which several workers may evaluate.
+
+    Parameters
+    ----------
+    score_fn : callable
+        The gradient of log p at each row, (n, n_features) tensor -> (n, n_features) tensor; or one of arrays.
+    n_features : int
+    log_prob : callable, default=None
+        The log-density at each row, up to a constant, (n, n_features) -> (n,), of tensors or of arrays. A fit by it
+        is cheaper and its certificate sharper; a fit warns if `score_fn` is not its gradient.
+    names : sequence of str, default=None
+        Names of the n_features coordinates, as of `from_log_prob`.
+    products : {"auto", "autograd", "finite-difference"}, default="auto"
+        How a fit forms products with the Jacobian of the score, see `Target`. With workers these are differences,
+        since a worker returns no graph.
+    n_jobs : int, default=None
+        Number of joblib workers that evaluate rows at the same time, -1 for one per core. None evaluates all rows in
+        one call, in this process. The result does not depend on the number, up to differences in the arithmetic of
+        machines. `log_prob` is evaluated by them, too.
+    backend : str, default=None
+        A backend of joblib: "loky" (processes), "threading", "dask" with an open client, "ray" after
+        ``ray.util.joblib.register_ray()``, or another that is registered there; None for the one set by
+        `joblib.parallel_config`, otherwise "loky".
+    chunk_size : int, default=1
+        Rows per call of the function. One row per call is efficient only if the function takes more than a few
+        milliseconds.
+    timeout : float, default=None
+        Seconds that a chunk may take, as in joblib, at the first call with the start of the workers; not used with
+        one worker, which is this process. A process that takes longer is stopped; a thread, or a worker of a cluster,
+        is abandoned.
+
+    Returns
+    -------
+    target : Target
+
+    Raises
+    ------
+    TypeError, ValueError
+        A parameter is of a wrong type or out of its range. In a fit: the function cannot be sent to a process, or
+        its result for a chunk does not have the shape of the points.
+    TimeoutError, ConnectionError
+        In a fit: a chunk takes too long, or its worker is lost. Training that has begun keeps its state.
+
+    See Also
+    --------
+    from_log_prob : A target of a log-density in torch.
+    from_rows : A target of a score function that takes some of the rows.
+    Target : The base of all targets.
+
+    Examples
+    --------
+    >>> from skksivi.targets import from_score_fn
+    >>> from_score_fn(lambda x: -x, n_features=3).shape
+    (1, 3)
+    >>> import torch
+    >>> target = from_score_fn(lambda x: -x, n_features=1, n_jobs=2, backend="threading")
+    >>> target.score_fn(torch.tensor([[1.0], [2.0]]))
+    tensor([[-1.],
+            [-2.]])
+    """
+    functions = {"score_fn": score_fn} | ({} if log_prob is None else {"log_prob": log_prob})
+    _check_arguments(functions, n_features, names)
+    if n_jobs is not None:
+        options: dict[str, Any] = {"n_jobs": n_jobs, "backend": backend, "chunk_size": chunk_size, "timeout": timeout}
+        functions = {name: ByWorkers(function, name=name, **options) for name, function in functions.items()}
+    target = ScoreTarget(functions["score_fn"], int(n_features), names)
+    target.products, target.names = products, () if names is None else tuple(names)
+    if log_prob is not None:
+        target.log_prob = of_its_kind(functions["log_prob"], n_features)
+    return target
+
+
+def _check_arguments(functions: Mapping[str, object], n_features: int, names: Sequence[str] | None) -> None:
+    """Raise unless these are functions by their names, a number of features and as many names, or none."""
+    for name, function in functions.items():
+        if (bridge := bridge_of(function)) or not callable(function):
+            fact = "is a model" if callable(function) else f"must be callable, got a {type(function).__name__}"
+            raise TypeError(f"`{name}` {fact}.{bridge}")
     check_integer(n_features, "n_features", min_val=1)
     if names is not None and (isinstance(names, str) or not len(names) == len(set(names)) == n_features):
-        raise ValueError(f"`names` must be {n_features} different strings, one for each coordinate; got {names!r}.")
-    return LogProbTarget(log_prob, int(n_features), names)
+        raise ValueError(
+            f"`names` must be {n_features} different strings, one for each coordinate; got {shown(names)}."
+        )
 
 
 def coordinate_names(
@@ -460,7 +565,7 @@ def constrained(log_prob: Callable[..., Tensor], supports: Mapping[str, Support]
     if not callable(log_prob):
         raise TypeError(f"`log_prob` must be callable, got a {type(log_prob).__name__}.")
     if not isinstance(supports, Mapping) or not supports:
-        raise TypeError(f"`supports` must be a dict of names to supports, got {supports!r}.")
+        raise TypeError(f"`supports` must be a dict of names to supports, got {shown(supports)}.")
     _check_names(log_prob, list(supports))
     target = ConstrainedTarget(log_prob, {name: _part(name, support) for name, support in supports.items()})
     target.supports = dict(supports)

@@ -12,7 +12,7 @@ from sklearn.utils import check_X_y
 from torch import Tensor
 
 from skksivi._utils.arrays import as_tensor, check_sample_weight
-from skksivi.targets._base import Target, check_hyperprior, check_positive, in_blocks, log_prob_of
+from skksivi.targets._base import Target, check_hyperprior, check_positive, classes_of, in_blocks, log_prob_of
 
 
 class BayesianLinearRegression(Target):
@@ -164,9 +164,9 @@ class BayesianMultinomialRegression(Target):
         self, X: ArrayLike, y: ArrayLike, prior_precision: float = 1.0, *, sample_weight: ArrayLike | None = None
     ) -> None:
         X, y = check_X_y(X, y, dtype=np.float64)
-        self.classes, index = np.unique(y, return_inverse=True)
+        self.classes, index = classes_of(y)
         if len(self.classes) < 2:
-            raise ValueError(f"`y` must have two classes at least, got one class: {self.classes[0]!r}.")
+            raise ValueError(f"`y` must have two classes at least, got one class: {self.classes.tolist()[0]!r}.")
         check_positive(prior_precision, "prior_precision")
         self.n_features = X.shape[1] * len(self.classes)
         self.prior_precision = prior_precision
@@ -277,9 +277,9 @@ class BayesianLogisticRegression(Target):
         sample_weight: ArrayLike | None = None,
     ) -> None:
         X, y = check_X_y(X, y, dtype=np.float64)
-        classes, y = np.unique(y, return_inverse=True)
+        classes, y = classes_of(y, most=2)
         if len(classes) != 2:
-            raise ValueError(f"`y` must have two classes, got {len(classes)}: {classes[:5]}.")
+            raise ValueError(f"`y` must have two classes, got {len(classes)}: {classes[:5].tolist()}.")
         check_positive(prior_precision, "prior_precision")
         if fit_intercept:
             X = np.column_stack([np.ones(len(X)), X])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, Self, TypeVar
@@ -15,6 +16,7 @@ from torch import Tensor
 from skksivi._utils.checks import check_integer
 from skksivi.score import ScoreFunction, ScoreWithProduct
 from skksivi.targets._base import (
+    ALL_CLASSES,
     Blocks,
     Divisible,
     Forms,
@@ -101,6 +103,8 @@ class Minibatches(Target):
         stream, and a new fit, start again at the first batch. A fit that resumes from a `checkpoint` reads forward to
         the batch where it stopped, for which the order must be the same each time. The mode and the checks of a fit
         need all of the data: they take some five to twenty passes over the loader, each with the memory of one batch.
+        A batch may be empty, or lack classes that `BayesianLogisticRegression` or `BayesianMultinomialRegression`
+        find in others.
 
         Parameters
         ----------
@@ -111,7 +115,8 @@ class Minibatches(Target):
         target_of_batch : callable
             Makes the target from the rows of a batch, with `n_rows` and the prior.
         n_rows : int, default=None
-            Number of rows of a pass; None counts them in one more pass.
+            Number of rows of a pass; None counts them in one more pass, as classes are found if the first batch may
+            lack some.
         prior : Target, default=None
             The prior in the target of each batch, to be counted once. By default the target given no rows, as for
             `Sharded`.
@@ -126,8 +131,8 @@ class Minibatches(Target):
         TypeError
             The loader can be read only once, or `target_of_batch` does not return a target with rows.
         ValueError
-            A batch has other features or columns than the first; a pass has fewer or more rows than it should. In a
-            fit, training that has begun keeps its state.
+            A batch has other features or columns than the first, or a class that the first pass lacks; a pass has
+            fewer or more rows than it should. In a fit, training that has begun keeps its state.
 
         Examples
         --------
@@ -220,6 +225,8 @@ class Reader(Generic[B]):
         self.reading = Reading()
         self.columns: object = None
         self.n_features: int | None = None
+        self.classes: np.ndarray | None = None
+        self.learns = self.may_lack = False
 
     def targets(self) -> Iterator[OfRows]:
         """Yield the targets of batches; raise BrokenLoaderError where they cannot be read."""
@@ -233,10 +240,34 @@ class Reader(Generic[B]):
     def _targets(self) -> Iterator[OfRows]:
         batches = self.loader() if callable(self.loader) else self.loader
         for k, batch in enumerate(batches):
-            target = self._checked(self.target_of_batch(batch), batch, k)
+            if _is_empty(batch):
+                continue
+            try:
+                made = copy_context().run(self._made, batch)
+            except Exception as error:
+                error.add_note(f"Raised by `target_of_batch` for batch {k} of `loader`.")
+                raise
+            target = self._checked(made, batch, k)
             self.reading.n_rows += target.n_rows
             moves = self.device is not None or self.dtype is not None
             yield target.to(device=self.device, dtype=self.dtype) if moves else target
+
+    def _made(self, batch: B) -> OfRows:
+        ALL_CLASSES.set(self._all_classes)
+        return self.target_of_batch(batch)
+
+    def _all_classes(self, classes: np.ndarray, most: float) -> np.ndarray:
+        """Return the classes of all rows, those known until now while they are learned."""
+        known = classes if self.classes is None else self.classes
+        if self.learns:
+            self.classes = np.union1d(known, classes)
+            self.may_lack = len(self.classes) < most
+            return self.classes if len(self.classes) > 1 else np.repeat(self.classes, 2)  # the other is still to come
+        if new := set(classes.tolist()) - set(known.tolist()):
+            raise BrokenLoaderError(
+                f"`loader` gives a class {min(new)!r}, which a pass before lacks: {known.tolist()}."
+            )
+        return known
 
     def _checked(self, target: OfRows, batch: B, k: int) -> OfRows:
         if not (hasattr(target, "score_fn") and hasattr(target, "n_rows")):
@@ -245,7 +276,7 @@ class Reader(Generic[B]):
                 "`n_rows`."
             )
         d, columns = int(target.n_features), _columns(batch)
-        if self.n_features is None:
+        if self.n_features is None or (self.learns and self.may_lack and columns == self.columns):
             self.n_features, self.columns = d, columns
         if (d, columns) != (self.n_features, self.columns):
             raise BrokenLoaderError(
@@ -264,6 +295,13 @@ def _columns(batch: Any) -> object:  # noqa: ANN401
     if isinstance(batch, list | tuple):
         return [_columns(part) for part in batch]
     return tuple(np.shape(batch)[1:])
+
+
+def _is_empty(batch: Any) -> bool:  # noqa: ANN401
+    """Tell whether a batch has no rows."""
+    parts = list(batch.values()) if isinstance(batch, dict) else batch
+    is_nested = isinstance(parts, list | tuple) and len(parts)
+    return _is_empty(parts[0]) if is_nested else tuple(np.shape(parts)[:1]) == (0,)
 
 
 class Weighted(Summed):
@@ -326,15 +364,19 @@ class Stream(Weighted):
     """
 
     def __init__(self, reader: Reader, n_rows: int | None, prior: Target | None) -> None:
+        reader.learns = True
         first = next(reader.targets(), None)
         if first is None:
             raise ValueError("`loader` is empty; it must give one batch at least.")
+        may_lack = reader.may_lack
+        n = sum(t.n_rows for t in reader.targets()) if n_rows is None or may_lack else None
+        reader.reading.n_passes += n is not None
+        reader.learns = False
+        if may_lack:
+            reader.n_features, first = None, next(reader.targets())
         self._reader = reader
         forms = Forms(None if first.score_vjp is None else True)  # all of log p would be a pass each time
-        self.n_rows = (
-            sum(t.n_rows for t in reader.targets()) if n_rows is None else check_integer(n_rows, "n_rows", min_val=1)
-        )
-        reader.reading.n_passes += n_rows is None
+        self.n_rows = check_integer(n if n_rows is None else n_rows, "n_rows", min_val=1)
         super().__init__([], self.n_rows, prior_of(first, prior), forms)
         self.products = getattr(first, "products", "auto")
         self.batch_size = first.n_rows

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._utils.arrays import as_tensor
-from skksivi._utils.checks import check_integer
+from skksivi._utils.checks import check_integer, shown
 from skksivi.targets._base import Target, check_positive
 
 #: Of the banana's v, whose variances are one.
@@ -183,7 +183,7 @@ class GaussianMixture(_Mixture):
             )
         w = np.ones(k) if weights is None else np.asarray(weights, dtype=np.float64)
         if w.shape != (k,) or not ((w > 0) & np.isfinite(w)).all():
-            raise ValueError(f"`weights` must be {k} positive numbers, got {weights!r}.")
+            raise ValueError(f"`weights` must be {k} positive numbers, got {shown(weights)}.")
         super().__init__(as_tensor(m), as_tensor(C), as_tensor(w))
 
 
@@ -296,10 +296,10 @@ class EightGaussians(_Mixture):
         check_positive(scale, "scale")
         centre = np.asarray(shift, dtype=np.float64)
         if centre.shape not in ((), (2,)) or not np.isfinite(centre).all():
-            raise ValueError(f"`shift` must be a finite number or a pair of them, got {shift!r}.")
+            raise ValueError(f"`shift` must be a finite number or a pair of them, got {shown(shift)}.")
         w = np.ones(8) if weights is None else np.asarray(weights, dtype=np.float64)
         if w.shape != (8,) or not ((w > 0) & np.isfinite(w)).all():
-            raise ValueError(f"`weights` must be eight positive numbers, got {weights!r}.")
+            raise ValueError(f"`weights` must be eight positive numbers, got {shown(weights)}.")
         angles = np.arange(1, 9) * np.pi / 4
         means = centre + radius * np.column_stack([np.cos(angles), np.sin(angles)])
         covariance = scale**2 * torch.eye(2, dtype=torch.float64, device="cpu")
@@ -498,7 +498,7 @@ class ConditionedDiffusion(Target):
 
     def __init__(self, n_features: int = 100) -> None:
         if check_integer(n_features, "n_features", min_val=5) % 5:
-            raise ValueError(f"`n_features` must be a multiple of 5, got {n_features!r}.")
+            raise ValueError(f"`n_features` must be a multiple of 5, got {shown(n_features)}.")
         self.n_features = int(n_features)
         self.step = 1 / self.n_features
         self.path, self.observations = _simulate(self.n_features, self.step)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from skksivi._utils.arrays import check_function
+from skksivi._utils.checks import shown
 from skksivi.parameters import Adam, Decay
 
 #: Iterations between checks of the losses; nothing is read from the device in between.
@@ -87,7 +88,8 @@ class Scheduled:
             number = math.nan
         if not (0 <= number < math.inf) or (self.positive and number == 0):
             expected = "a positive number" if self.positive else "a number of zero or more"
-            raise ValueError(f"`{self.name}` returned {value!r} at progress {progress:.3g}, expected {expected}.")
+            at = f"at progress {progress:.3g}, expected {expected}"
+            raise ValueError(f"`{self.name}` returned {shown(value)} {at}.")
         self.value.fill_(number)
 
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from members import every, refused
+from sklearn.gaussian_process.kernels import RBF
 
-from skksivi import baselines
+from skksivi import KSIVIApproximator, baselines
 from skksivi.baselines import MIED, SGLD, SVGD, BatchAndMatch, FullRankVI, KSDDescent, Laplace, MeanFieldVI
 from skksivi.kernels import Riesz
 from skksivi.targets import from_score_fn
@@ -13,6 +14,11 @@ from skksivi.targets import from_score_fn
 MISTAKES = [
     (baselines.SIVISM(critic_hidden_layer_sizes=(8, 0)), "`critic_hidden_layer_sizes` must hold positive integers"),
     (baselines.AISIVI(flow_hidden_layer_sizes=(0,)), "flow_hidden_layer_sizes"),
+    *(
+        (cls(kernel=k), r"(?s)got .* take .*Gaussian for .*RBF")
+        for cls, k in ((SVGD, RBF()), (KSIVIApproximator, min))
+    ),
+    (MeanFieldVI(learning_rate=np.float64(-1)), r"Got -1\.0 instead"),
     (baselines.KPG(kernel=Riesz()), "use Gaussian, IMQ or Laplace"),
     (SVGD(kernel="riesz"), "`kernel` is Riesz, but its derivatives are needed; use Gaussian, IMQ"),
     *((KSDDescent(kernel=k), "its derivatives are needed; use Gaussian or IMQ") for k in ("laplace", "riesz")),
@@ -36,4 +42,4 @@ def test_a_mistake_is_named(q, message):
     target = from_score_fn(lambda x: torch.where(x > -8, -x, torch.nan), 2)
     if "Log p" in message:
         target.log_prob = lambda x: torch.nan * x.sum(-1)
-    refused(ValueError, message, q.fit, target)
+    refused((ValueError, TypeError), message, q.fit, target)

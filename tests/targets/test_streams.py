@@ -11,7 +11,7 @@ from members import every, refused
 from plain_targets import LogisticDensity, normal, resolved
 from sklearn.base import clone
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, targets
 from skksivi.targets import BayesianLogisticRegression, Minibatches, from_log_prob, from_rows, from_score_fn
 from skksivi.targets import _minibatches as module
 
@@ -135,6 +135,21 @@ def test_minibatches_go_on_from_any_place(n):
     assert torch.equal(ahead, there)
 
 
+KINDS = np.array(["a", "b", "c"])[Y * (1 + (X[:, 0] > 1))]
+
+
+@every("cls, y", [(BayesianLogisticRegression, Y), (targets.BayesianMultinomialRegression, KINDS)])
+@every("n_rows", [None, N])
+def test_batches_may_lack_classes_or_rows(cls, y, n_rows):
+    """Sorted, so that the first batches have one class; the minibatch is the first one that has rows."""
+    k = np.argsort(y, kind="stable")
+    parts = [(X[:0], y[:0]), *((X[k][i : i + B], y[k][i : i + B]) for i in range(0, N, B)), (X[:0], y[:0])]
+    stream, whole = Minibatches.from_loader(parts, lambda b: cls(*b), n_rows=n_rows), cls(X[k], y[k])
+    x = normal(5, whole.n_features)
+    close(stream.score_fn(x), whole.score_fn(x))
+    close(stream.minibatch(torch.Generator()).score_fn(x), whole.subset(torch.arange(B)).score_fn(x))
+
+
 class Fragile:
     """After so many batches it raises or, if it is silent, gives fewer in a pass."""
 
@@ -184,6 +199,7 @@ def wider():
     [
         ([batches(), batches(), batches(n=N - B)], None, "`loader` ended early: it gave 4750 .* `n_rows` = 5000"),
         ([batches(), batches()], 40, r"has more of them than before: it gave 5000 rows in a pass, expected .* 40"),
+        ([batches(), iter([(X, 3 * Y)])], N, r"gives a class 3, which a pass before lacks: \[False, True\]"),
         ([batches(n=2 * B), iter([])], 2 * B, "`loader` ended early: it gave 0 rows in a pass"),
         ([wider(), wider()], None, r"`loader` changes .* batch 2 gives 4 features from \[\(4,\), \(\)\], but the f"),
     ],
@@ -217,11 +233,12 @@ def test_a_change_of_names_is_told():
 MISTAKES = {
     "generator": ({"loader": batches()}, "`loader` is a generator, which can be read only once"),
     "loader": ({"loader": 3}, "`loader` must be iterable, or return an iterator"),
-    "empty": ({"loader": []}, "`loader` is empty; it must give one batch"),
+    "empty": ({"loader": [(X[:0], Y[:0])]}, "`loader` is empty; it must give one batch"),
+    "one class": ({"loader": [(X, 0 * Y)]}, r"two classes, got 1: \[0\]"),
     "target": ({"target_of_batch": None}, "`target_of_batch` must be a function, got a NoneType"),
     "no rows": (
         {"target_of_batch": lambda batch: from_score_fn(torch.neg, 1)},
-        "`target_of_batch` returned a _ScoreTarget for batch 0, expected a target with `n_rows`",
+        "`target_of_batch` returned a ScoreTarget for batch 0, expected a target with `n_rows`",
     ),
     "prior": ({"target_of_batch": lambda batch: LogisticDensity(*batch)}, "`prior` of LogisticDensity is not known"),
     "n_rows": ({"n_rows": 0}, "n_rows == 0, must be >= 1"),

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from members import every
-from plain_targets import UNEQUAL, generator, gumbel_score, normal
+from plain_targets import UNEQUAL, generator, gumbel_score, normal, resolved
 
 from skksivi import KSIVIApproximator, load, save
 from skksivi.parameters import Pilot
@@ -47,7 +47,7 @@ def thin_log_prob(x):
         ("importance sampling", torch.neg, 3, True),
         ("importance sampling", gumbel_score, 3, False),
         ("importance sampling", UNEQUAL.score_fn, 2, True),
-        ("tree of cells", from_log_prob(thin_log_prob, 2), 2, False),
+        ("tree of cells", resolved(from_log_prob(thin_log_prob, 2)), 2, False),
         ("short chains", bent_score, 2, True),
     ],
 )

@@ -322,12 +322,9 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         {"process": self._fit_process, "network": self._fit_network, "linear": self._fit_linear}[self.model](X, y, w)
 
     def _default_approximator(self, n_rows: int = 1) -> BaseApproximator:
-        if self.model == "process":  # the posterior of two precisions is nearly normal
-            return KSIVIApproximator(whiten="laplace", batch_size=64, max_iter=500, hidden_layer_sizes=(32,))
         if self.model == "network":  # with fewer steps of the chains if each is expensive
             budget = int(N_NETWORKS * 4000 * min(1, 2 * N_ROWS / n_rows))
-            whiten, scale = Pilot("diagonal", budget=budget), Scale(floor=1e-5)
-            return KSIVIApproximator(whiten=whiten, scale=scale, learning_rate=5e-4, batch_size=64, max_iter=500)
+            return KSIVIApproximator(method="start", whiten=Pilot("diagonal", budget=budget), scale=Scale(floor=1e-5))
         return super()._default_approximator(n_rows)
 
     def _fit_linear(self, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:

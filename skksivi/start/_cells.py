@@ -26,7 +26,7 @@ MOST_SHARE = 1 / 1000
 
 #: Points that are drawn from the cells, how many make a Gaussian, and the power of p by which they are drawn, so that
 #: there are some in the tails.
-N_POINTS, N_OF_GAUSSIAN, POWER = 2**16, 128, 0.5
+N_POINTS, N_OF_GAUSSIAN, POWER = 2**16, 128, 0.7
 
 
 def points_of_cells(

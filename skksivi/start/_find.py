@@ -347,7 +347,12 @@ def by_weights(search: Search, sampler: AdaptiveSampler) -> bool:
     if search.is_spike:
         found = out_of_spike(score, mode, search.starts[0])
         return found is not None and _improves(search, sampler, found)
-    return _improves(search, sampler, mixture, n_rounds=4 if _has_cells(search) else MOST_ROUNDS)
+    if not _has_cells(search):
+        return _improves(search, sampler, mixture)
+    if _improves(search, sampler, mixture, n_rounds=4):
+        return True
+    best = sampler.best
+    return best is not None and best.is_even and _improves(search, sampler, best.gaussians.mixture, n_rounds=6)
 
 
 def _has_cells(search: Search) -> bool:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from _harness import command, load, read, rst, run_missing, show_tables, spread
 from paper.bnn import Networks
-from paper.cells import table_of_cells, table_of_widths
+from paper.cells import table_of_cells, table_of_tasks, table_of_widths
 from paper.diffusion import Diffusion, Seconds
 from paper.public_code import DIFFUSIONS, NETWORKS
 from paper.student import Student
@@ -154,7 +154,8 @@ def ratios(document):
     return {"paper_time": rst(("Method", *(f"d = {case}" for case in table.cases)), lines)}
 
 
-NAMES = {"floor": "exact draws", "ours": "KSIVI, defaults", "ours, HKSIVI": "HKSIVI, defaults"}
+NAMES = {"floor": "exact draws", "ours, start": "start alone", "ours, ksivi": 'method="ksivi"'}
+NAMES |= {"ours, HKSIVI": "HKSIVI, defaults"}
 
 
 def of_manual(document):
@@ -186,7 +187,8 @@ def main():
     parser.add_argument("--splits", type=int, default=1)
     args = parser.parse_args()
     if args.table == "cells":
-        show_tables(args, {"paper_cells": table_of_cells(TABLES), "paper_widths": table_of_widths()})
+        found = {"paper_cells": table_of_cells(TABLES), "paper_widths": table_of_widths()}
+        show_tables(args, found | {"paper_tasks": table_of_tasks(TABLES)})
         return
     table = TABLES[args.table]
     for name, known in (("cases", (*table.cases, "any")), ("methods", table.methods)):

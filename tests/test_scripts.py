@@ -236,7 +236,7 @@ TABLES = {f"{name}.py --show {name}.json": [name] for name in BY_NAME.split()} |
     "suites.py --show suites.json": OF_SUITES.split(),
     "hierarchy.py schools --show schools.json": ["schools"],
     "reference.py targets --check --show references.json": ["references"],
-    "paper.py cells": ["paper_cells", "paper_widths"],
+    "paper.py cells": ["paper_cells", "paper_tasks", "paper_widths"],
 }
 PAPER = {
     "bnn": ["networks", "networks_chosen"], "bnn_legacy": ["networks_legacy"], "bounded": ["diffusion_bounded"],

@@ -7,6 +7,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,7 +80,8 @@ def few(q, args):
     return {name: QUICK[name] for name in QUICK if hasattr(q, name)} | ({"whiten": "laplace"} if has_chains else {})
 
 
-DEFAULTS = {"floor": lambda *_, **__: None, "Laplace": Ours(Laplace), "ours": Ours(KSIVIApproximator)}
+DEFAULTS = {"floor": lambda *_, **__: None, "Laplace": Ours(Laplace)}
+DEFAULTS |= {f"ours, {method}": Ours(partial(KSIVIApproximator, method=method)) for method in ("start", "ksivi")}
 HIERARCHY = {"ours, HKSIVI": Ours(HKSIVIApproximator)}
 
 

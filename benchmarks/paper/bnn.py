@@ -107,7 +107,7 @@ class Networks(Table):
     """Cases are data sets."""
 
     cases, metrics = tuple(PRECISIONS), ("RMSE", "NLL")
-    methods = dict.fromkeys((*SETTINGS, "ours, searched"), DEFAULTS["ours"]) | METHODS
+    methods = dict.fromkeys((*SETTINGS, "ours, searched"), DEFAULTS["ours, start"]) | METHODS
     paper, options = PAPER, ("data_home", "units", "splits")
 
     def jobs(self, args):
@@ -167,7 +167,7 @@ def start_at(q, posterior, aside, seed):
 def ours(X, y, train, test, args, seed, **settings):
     """Return the row of a regressor, by default with those of a network."""
     if args.quick:
-        settings |= {"n_hidden": 1, "approximator": DEFAULTS["ours"](args)}
+        settings |= {"n_hidden": 1, "approximator": DEFAULTS["ours, start"](args)}
     model = KSIVIRegressor(model="network", **settings, random_state=seed)
     row = fit(model, X[train], y[train])
     rmse = np.sqrt(np.mean((y[test] - model.predict(X[test])) ** 2))

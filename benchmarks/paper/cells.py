@@ -33,6 +33,8 @@ SDS = {
 N_RUNS = 10
 #: Learning rates at which the table of widths has the waveform and the yacht data.
 RATES = ("0.0001", "0.001", "0.005"), ("0.0001", "0.001")
+#: The methods and dimensions of the table of tasks.
+METHODS, DIMENSIONS = ("ours, start", "ours, ksivi", "Laplace", "floor"), ("50", "100", "200")
 AT, NOISE, ABOVE = "at or below", "within noise", "above"
 #: A run has diverged if its value is so many times the paper's.
 MANY_TIMES = 10
@@ -128,3 +130,24 @@ def table_of_widths():
         jobs += [("yacht", f"KSIVI{end} @ {rate}", 0) for rate in RATES[1]]
         lines.append((width, *(r"\-" if of.get(job) is None else f"{of[job]:.2f}" for job in jobs)))
     return rst(("Width", *heads), lines)
+
+
+def table_of_tasks(tables):
+    """Return the distance of the start alone, of `method="ksivi"` and of the paper's settings, task by task."""
+    waveform, diffusions = (
+        ("waveform", "0.001", "KSIVI 20k"),
+        [("diffusion", d, "KSIVI, vanilla") for d in DIMENSIONS],
+    )
+    lines = []
+    for name, case, ours in (waveform, *diffusions):
+        rows = [row for row in rows_of(OURS[name][0]) if row["case"] in (case, "any")]
+        of = {m: [row for row in rows if row["method"] == m] for m in (*METHODS, ours)}
+        values = {m: f"{np.mean([row['values'][0] for row in some]):.4f}" for m, some in of.items()}
+        calls = {m: f"{np.mean([row['score_points'] for row in of[m]]) / 1000:,.0f}k" for m in (*METHODS[:2], ours)}
+        paper = f"{tables[name].of_paper(case, tables[name].metrics[0], ours):.4f}"
+        with_calls = (f"{values[m]}, {calls[m]}" for m in (*METHODS[:2], ours))
+        lines.append(
+            (f"{name} {case if name == 'diffusion' else ''}", *with_calls, paper, *map(values.get, METHODS[2:]))
+        )
+    heads = "Task", "Start alone", 'method="ksivi"', "Paper's settings", "Paper", "Laplace", "Floor"
+    return rst(heads, lines)

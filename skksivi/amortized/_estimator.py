@@ -40,7 +40,7 @@ from skksivi.estimators import KSIVIApproximator, answers_at, as_fitted
 from skksivi.families import Layer, cheap_certificate
 from skksivi.judge import THRESHOLDS
 from skksivi.parameters import WIDTHS, Nested, Pilot, check_widths
-from skksivi.score import Stage, resolve_score
+from skksivi.score import resolve_score
 from skksivi.targets import Target, from_score_fn
 from skksivi.training import Reporter, logged, ordinary_mode
 
@@ -143,7 +143,7 @@ class AmortizedKSIVI(Nested):
     _doc_link_template = DOCUMENTATION + "/generated/skksivi.{estimator_name}.html"
 
     family_: Conditional = field(init=False)
-    stages_: list[Stage] = field(init=False)
+    stages_: list[Any] = field(init=False)
 
     _parameter_constraints: ClassVar[Constraints] = {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],

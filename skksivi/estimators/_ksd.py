@@ -17,7 +17,7 @@ from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, as_array
 from skksivi._utils.checks import warn_caller
-from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
+from skksivi.base import LOGGER, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates import Whitening, score_for_training
 from skksivi.estimators._checkpoint import Saved, check_checkpoint, saved_fit
 from skksivi.estimators._judge import Judged, better, judged
@@ -223,7 +223,11 @@ class SteinTrained(Trained, Generic[F]):
 
     def _train(self, target: Score, start: Start[F], saved: Saved, before: Fit, run: Run) -> Fit:
         """Return the fit of a training, or the one before it if that is clearly better."""
-        comparison, sampler_of = Comparison.of(target, start), self._sampler_of(target, start)
+        comparison, sampler_of, n_calls = (
+            Comparison.of(target, start),
+            self._sampler_of(target, start),
+            target.tally.total,
+        )
         family = copy.deepcopy(start.family)
         watches = self._watches(target, comparison, start, sampler_of(family), family)
         by_path = self._is_by_path()
@@ -233,7 +237,7 @@ class SteinTrained(Trained, Generic[F]):
         objective = self._objective(score_u, family, start, run.generator)
         saved.resume(score_u, watches)
         hooks = saved.hooks(start, watches)
-        if self.early_stopping == "auto" and self._is_plain() and by_path and target.minibatch is None:
+        if self.early_stopping == "auto" and self._is_plain() and target.minibatch is None:
             hooks = [WhenGood(sampler_of, target, start.seed), *hooks]
         with run.tally.reserving(N_RESERVED):
             done = self._minimise(objective, family, run, before=watches, after=hooks, resume=saved.state)
@@ -255,6 +259,8 @@ class SteinTrained(Trained, Generic[F]):
             before = self._judged(before, target, start)
         if before.report["verdict_"] is None or verdict is None:
             return found
+        words = "training: before it, after %s calls, %s; after it, by %s, %s"
+        LOGGER.info(words, f"{n_calls:,}", before.report["verdict_"], f"{target.tally.total:,}", verdict)
         return self._judged_anew(better(found, before), target, start)
 
     @torch.no_grad()

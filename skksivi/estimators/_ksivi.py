@@ -48,14 +48,15 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     Parameters
     ----------
     method : {"auto", "ksivi", "path", "start"}, default="auto"
-        How the fit is made. "ksivi": from the start the network is trained by the discrepancy, for `max_iter`
-        iterations. "path": by the kernelised path gradient of KL(q || p), which takes one score per draw and no
-        product with its Jacobian, see `skksivi.stein`, and needs a positive kernel of Euclidean distances. The
-        trained state is returned or, with a warning, the start, if that alone is good or its worst error is smaller
-        beyond the noise. "start": without a training. "auto": the start and, if that is not known to be good, see
-        `verdict_`, or there is no pilot, "path"; but "ksivi" where a training parameter is set, to whatever value.
-        These are `kernel`, `bandwidth`, `gradient_estimator`, `latent_dim`, `hidden_layer_sizes`, `mixing`, `scale`,
-        `initial_scale`, `batch_size`, `learning_rate`, `optimizer`, `annealing` and `terms`.
+        How the fit is made. "ksivi": from the start the network is trained by the discrepancy, until no error
+        is near its limit, see `early_stopping`. "path": by the kernelised path gradient of KL(q || p), which
+        takes one score per draw and no product with its Jacobian, see `skksivi.stein`, and needs a positive
+        kernel of Euclidean distances. The trained state is returned or, with a warning, the start, if that
+        alone is good or its worst error is smaller beyond the noise. "start": without a training. "auto": the
+        start and, if that is not known to be good, see `verdict_`, or there is no pilot, "path"; but "ksivi"
+        where a training parameter is set, to whatever value. These are `kernel`, `bandwidth`,
+        `gradient_estimator`, `latent_dim`, `hidden_layer_sizes`, `mixing`, `scale`, `initial_scale`,
+        `batch_size`, `learning_rate`, `optimizer`, `annealing` and `terms`.
     kernel : {"auto", "gaussian", "imq", "laplace", "riesz"} or Kernel, default="auto"
         The kernel k, by name or as an object of `skksivi.kernels`; "auto" is "gaussian".
     bandwidth : float, "median", "auto" or None, default="auto"
@@ -117,11 +118,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     terms : sequence of Term or None, default=None
         Further terms of the objective, see `skksivi.terms`.
     early_stopping : "auto", bool, float or None, default="auto"
-        What ends a training before `max_iter`. "auto": no error is near its limit (see `verdict_`), by a
-        check every 500 iterations along the path, unless `annealing` or `terms` are set. A
-        number: the discrepancy under one fixed kernel in u has not fallen by this share for 2,000 iterations, as
-        many as a default training has; True is 0.01. False and None: nothing, and the last state is returned,
-        whatever it is worth.
+        What ends a training before `max_iter`. "auto": no error is near its limit (see `verdict_`), by a check every
+        500 iterations, unless `annealing` or `terms` are set. A number: the discrepancy under one fixed kernel in u
+        has not fallen by this share for 2,000 iterations, as many as a default training has; True is 0.01. False and
+        None: nothing, and the last state is returned, whatever it is worth.
     certify : bool, default=True
         Whether to spend calls on a verdict. Without, as for a candidate of a search by `Replicates`, `verdict_` is
         what the start has found by itself, None after a training.

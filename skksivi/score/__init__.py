@@ -15,12 +15,13 @@ from skksivi.score._score import (
     autograd_pullback,
     first_points,
     in_parts,
+    of_its_kind,
 )
-from skksivi.score._tally import BudgetError, Stage, Tally
+from skksivi.score._tally import BudgetError, Tally
 from skksivi.score._target import ByWorkers, resolve_score
 
 __all__ = [
     "REJECTIONS", "BudgetError", "ByWorkers", "DifferentiableScore", "HasLogProb", "Score", "ScoreFunction",
-    "ScoreWithProduct", "Stage", "Tally", "Tempered", "UntriedScore", "autograd_pullback", "choose_product",
-    "first_points", "in_double", "in_parts", "probe", "remembered", "resolve_score",
+    "ScoreWithProduct", "Tally", "Tempered", "UntriedScore", "autograd_pullback", "choose_product",
+    "first_points", "in_double", "in_parts", "of_its_kind", "probe", "remembered", "resolve_score",
 ]  # fmt: skip

@@ -19,7 +19,6 @@ from torch import Tensor
 from skksivi._utils.arrays import as_array
 from skksivi._utils.checks import check_integer, shown
 from skksivi.score import HasLogProb, ScoreFunction, ScoreWithProduct, autograd_pullback
-from skksivi.score._tally import TOLD, told_of
 
 #: Maps points and rows of the data, both tensors or both arrays, to scores.
 RowsScore = Callable[[Any, Any], Any]
@@ -160,9 +159,7 @@ class Target:
         """Return a copy whose floating-point tensors are on `device` and of type `dtype`."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         numbers = {name: x.to(device=device, dtype=dtype) for name, x in tensors.items() if x.is_floating_point()}
-        other = self._replaced(**numbers)
-        TOLD[other] = told_of(self)
-        return other
+        return self._replaced(**numbers)
 
     def _replaced(self, **attributes: object) -> Self:
         other = copy.copy(self)

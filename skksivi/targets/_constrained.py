@@ -19,8 +19,7 @@ from torch.distributions import StickBreakingTransform, Transform, biject_to, co
 
 from skksivi._utils.arrays import as_array, as_tensor, without_graph
 from skksivi._utils.checks import bridge_of, check_integer, shown
-from skksivi.score import ByWorkers, UntriedScore
-from skksivi.score._score import of_its_kind
+from skksivi.score import ByWorkers, UntriedScore, of_its_kind
 from skksivi.targets._base import Target
 
 

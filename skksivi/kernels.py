@@ -8,7 +8,7 @@ the Riesz kernel less its values at (x, 0) and (0, y). The bandwidth :math:`h` i
 median heuristic: the width at which the median pair lies at a scaled distance fixed by the kernel. Gradients flow
 through the median, which makes the kernel scale-free and keeps training from lowering the loss by spreading out.
 
-A kernel is three short methods, `profile`, `slope` and `median_level`, and one entry of `KERNELS`. The median is
+A kernel is a `profile`, with a `slope` and a `median_level` of its own if these are known. The median is
 taken over the pairs of the first 128 draws, which are as random as any others.
 """
 
@@ -86,7 +86,7 @@ def median_pair(squared: Tensor, *, within: bool) -> tuple[Tensor, Tensor, Tenso
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Kernel(BaseEstimator, ABC):
-    """Base of the kernels; a subclass gives `profile`, `slope` and `median_level`.
+    """Base of the kernels; a subclass gives `profile` and, if it likes, `slope` and `median_level`.
 
     Parameters
     ----------
@@ -151,13 +151,15 @@ class Kernel(BaseEstimator, ABC):
     def profile(self, t: Tensor) -> Tensor:
         """Return phi(t) at scaled squared distances t."""
 
-    @abstractmethod
     def slope(self, t: Tensor, k: Tensor) -> Tensor:
-        """Return the derivative phi'(t), given t and k = phi(t)."""
+        """Return the derivative phi'(t), given t and k = phi(t); by automatic differentiation unless overridden."""
+        with torch.enable_grad():
+            at = t.detach().requires_grad_()
+            return torch.autograd.grad(self.profile(at).sum(), at)[0]
 
-    @abstractmethod
     def median_level(self, n: int) -> float:
-        """Return the scaled squared distance t of the median pair of n draws."""
+        """Return the scaled squared distance t of the median pair of n draws, one unless overridden."""
+        return 1.0
 
     def derivatives(self, squared: Tensor, order: int) -> list[Tensor]:
         """Return phi and its derivatives in the squared distance, up to an order, at a fixed bandwidth."""

@@ -26,7 +26,7 @@ POINTS = torch.randn(20, D, generator=torch.Generator().manual_seed(0), dtype=to
 MANY = torch.randn(5000, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 PRIOR = from_log_prob(lambda x: -x.square().sum(-1) / 2, D)
 EST = KSIVIApproximator(
-    whiten="laplace", mixing="normal", max_iter=40, batch_size=50, dtype="float64",
+    method="path", whiten="laplace", mixing="normal", max_iter=40, batch_size=50, dtype="float64",
     hidden_layer_sizes=(8,), random_state=0,
 )  # fmt: skip
 

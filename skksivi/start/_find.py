@@ -347,7 +347,7 @@ def by_weights(search: Search, sampler: AdaptiveSampler) -> bool:
     if search.is_spike:
         found = out_of_spike(score, mode, search.starts[0])
         return found is not None and _improves(search, sampler, found)
-    if not _has_cells(search):
+    if d > MOST_CELLED:
         return _improves(search, sampler, mixture)
     if _improves(search, sampler, mixture, n_rounds=4):
         return True

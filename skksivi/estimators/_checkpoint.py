@@ -176,7 +176,7 @@ def saved_fit(est: BaseEstimator, score: Score, generator: torch.Generator) -> S
         saved.read(score)
     if saved.start is not None:
         generator.manual_seed(saved.start.seed)
-    elif saved.every and not draws_seed and score.minibatch is None:
+    elif saved.every and not draws_seed and score.minibatch is None and score.rank is None:
         saved.memory = Memory(saved.scores, fit, "checkpoint")
     return saved
 

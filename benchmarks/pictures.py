@@ -110,7 +110,7 @@ def start(_):
         (36, 34, "mixture", "Gaussians in\nstraight coordinates", GREEN),
         (72, 34, "weighted draws", "of the mixture and\naround it", BLUE),
         (108, 34, "verdict", "how far may the\nnumbers be off?", ORANGE),
-        (72, 0, "chains, or cells", "where weights fail,\nthe latter of few", GREY),
+        (72, 0, "chains, or cells", "where weights fail;\ncells where $d \\leq 3$", GREY),
     ]
     for x, y, name, text, colour in boxes:
         ax.add_patch(plt.Rectangle((x, y), 29, 18, fc="w", ec=colour, lw=2))

@@ -137,7 +137,7 @@ README = (ROOT / "README.rst").read_text("utf-8")
 @pytest.mark.slow
 def test_the_example_of_the_readme_prints_what_it_says(capsys):
     code, printed = README.split("\nIt prints")[0].split(".. code-block:: python\n\n")[1], README
-    printed = printed.split(".. code-block:: text\n\n")[1].split("\nEach number")[0]
+    printed = printed.split(".. code-block:: text\n\n")[1].split("\n``q.verdict_``")[0]
     names = {}
     exec(textwrap.dedent(code), names)  # noqa: S102
     found, expected = (textwrap.dedent(text).splitlines() for text in (capsys.readouterr().out, printed.strip("\n")))

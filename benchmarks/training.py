@@ -40,7 +40,6 @@ METHODS = {
     "path gradient": {"method": "path"},
     **{f"path gradient, {n} draws": {"method": "path", "batch_size": n} for n in (16, 128)},
     "KSD, U-statistic": {"method": "ksivi"},
-    "KSD, vanilla": {"gradient_estimator": "vanilla"},
     "coordinates alone": {"method": "start"},
     "the paper's settings": paper_settings("waveform-u-statistic"),
 }

@@ -54,10 +54,10 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     method : {"auto", "ksivi", "path", "start"}, default="auto"
         How the fit is made. "ksivi": the layers are trained by the discrepancies. "path": by the kernelised path
         gradient of :math:`\mathrm{KL}(q_t \| p_t)`, by a positive kernel of Euclidean distances, without a product
-        with the Jacobian. The trained state is returned or, with a warning, the start, if that alone is
-        good or its worst error is smaller beyond the noise. "start": without a training. "auto" is "ksivi", or
-        "start" where no training parameter is set and weighted draws tell that the start is good: untrained layers
-        move the points of the pilot, and weights are mostly too expensive before a training.
+        with the Jacobian. The trained state is returned or, with a warning, the start, if that alone is good or its
+        worst error is smaller beyond the noise. "start": without a training. "auto" is "ksivi", or "start" where no
+        training parameter is set and weighted draws tell that the start is good: untrained layers move the points of
+        the pilot, and weights are mostly too expensive before a training.
     n_layers : int or "auto", default="auto"
         The T of the formula; "auto" is 5.
     bridge : {"auto", "linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="auto"

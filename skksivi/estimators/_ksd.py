@@ -94,7 +94,7 @@ class SteinTrained(Trained, Generic[F]):
     _training: ClassVar[dict[str, object]]
 
     #: Those that have one value along the path and for a start, and another one for the discrepancy.
-    _by_method: ClassVar[dict[str, tuple[object, object]]] = {}
+    _by_method: ClassVar[dict[str, tuple[float, float]]] = {}
 
     #: What `method` "auto" trains by, if it does.
     _trains_by: ClassVar[str] = "ksivi"
@@ -223,11 +223,8 @@ class SteinTrained(Trained, Generic[F]):
 
     def _train(self, target: Score, start: Start[F], saved: Saved, before: Fit, run: Run) -> Fit:
         """Return the fit of a training, or the one before it if that is clearly better."""
-        comparison, sampler_of, n_calls = (
-            Comparison.of(target, start),
-            self._sampler_of(target, start),
-            target.tally.total,
-        )
+        n_calls, comparison = target.tally.total, Comparison.of(target, start)
+        sampler_of = self._sampler_of(target, start)
         family = copy.deepcopy(start.family)
         watches = self._watches(target, comparison, start, sampler_of(family), family)
         by_path = self._is_by_path()

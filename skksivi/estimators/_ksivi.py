@@ -272,7 +272,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     # `benchmarks/training.py`: local averages are over twenty iterations, a discrepancy over one, whose noise is
     # xi / sigma
-    _by_method: ClassVar[dict[str, tuple[object, object]]] = {"initial_scale": (0.25, 0.8), "batch_size": (32, 128)}
+    _by_method: ClassVar[dict[str, tuple[float, float]]] = {"initial_scale": (0.25, 0.8), "batch_size": (32, 128)}
     _trains_by: ClassVar[str] = "path"
 
     latent_dim: int | None = None
@@ -365,7 +365,11 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     def _scale_at_points(self) -> float:
         """Return the initial scale around points, whose spread it adds to."""
-        return float(self.initial_scale) if "initial_scale" in self._is_set else 0.25
+        return (
+            float(self.initial_scale)
+            if "initial_scale" in self._is_set
+            else float(self._by_method["initial_scale"][0])
+        )
 
     def _layers(self, generator: torch.Generator) -> Callable[..., SemiImplicit]:
         """Return `gaussian_layer` with the widths and the form that the parameters specify."""

@@ -562,7 +562,9 @@ def levels_of(quantiles: ArrayLike) -> np.ndarray:
     """Return the levels of quantiles (k,) as an array."""
     levels = as_numbers(quantiles, "quantiles")
     if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
-        raise ValueError(f"`quantiles` must be a list of numbers between 0 and 1, both excluded, got {quantiles!r}.")
+        raise ValueError(
+            f"`quantiles` must be a list of numbers between 0 and 1, both excluded, got {shown(quantiles)}."
+        )
     return levels
 
 

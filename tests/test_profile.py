@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from members import every
 from plain_targets import generator, normal, resolved
 
+from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Affine
 from skksivi.judge import Grade
+from skksivi.parameters import Pilot
 from skksivi.pilot import _profile as module
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._newton import check_mode, is_spike, laplace, search_modes
@@ -68,6 +71,27 @@ def test_there_is_none_without_an_end():
     flat = resolved(from_score_fn(lambda x: -x * [0, 1, 1, 1], n_features=D))
     e = torch.eye(D, dtype=torch.float64)[:, :1]
     assert profile(Conditionals.given(flat, Affine.shift(torch.zeros_like(A)), e)) is None
+
+
+def on_a_line(x):
+    """A line through data without noise: a, b and log sigma."""
+    t = torch.linspace(-1, 1, 12).to(x)
+    gaps = (1 + 2 * t - x[:, :1] - x[:, 1:2] * t) / x[:, 2:].exp()
+    return -(gaps.square().sum(1) + (2 * x[:, 2]).exp() + x[:, :2].square().sum(1) / 25) / 2 - 11 * x[:, 2]
+
+
+ENDLESS = {
+    "data without noise": (from_log_prob(on_a_line, 3), r"without end as `x\[2\]` -> -inf"),
+    "by the score alone": (from_score_fn(torch.func.grad(lambda x: on_a_line(x).sum()), 3), r"`x\[2\]` -> -inf"),
+    "a pole": (from_score_fn(lambda x: -7 / (x - 2), 1), r"without end as `x\[0\]` -> 2, so"),
+    "a score of zero beyond a bound": (from_score_fn(lambda x: (2 / x - 1).where(x > 0, 0.0), 1), "seems bounded"),
+}
+
+
+@every("target, limit", ENDLESS)
+def test_a_density_without_a_maximum_is_told_before_it_costs_much(target, limit):
+    with pytest.raises(ValueError, match=limit):
+        KSIVIApproximator(whiten=Pilot(max_score_calls=10_000), random_state=0).fit(target)
 
 
 # A hierarchy in its centred form

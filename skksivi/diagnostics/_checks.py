@@ -41,6 +41,11 @@ N_WEIGHTED = 2000
 MAX_PVALUE = 0.01
 
 
+def allowed_ksd(d: int) -> float:
+    """Return about the KSD of a whitened Gaussian that is shifted by the limit of a mean in each of d coordinates."""
+    return d * THRESHOLDS.mean**2 / math.sqrt(3)
+
+
 def check_ksd(view: View) -> Check:
     """Test the draws by the discrepancy in the coordinates of `est.score`."""
     d = view.x.shape[1]
@@ -52,8 +57,7 @@ def check_ksd(view: View) -> Check:
         return judge.map.whiten_score(view.score(judge.map.unwhiten(on_device))).to(u)
 
     test = ksd_test(as_array(u), score_u, kernel=judge.kernel, n_bootstrap=499, random_state=view.seed)
-    # E k(u, u') of a whitened Gaussian is about this, per coordinate and squared shift
-    allowed = d * THRESHOLDS.mean**2 * (1 / math.sqrt(3))
+    allowed = allowed_ksd(d)
     text = f"{test.statistic:.2g}, up to {allowed:.2g} allowed; a test of 0 has p = {test.pvalue:.2g}"
     far = test.pvalue < MAX_PVALUE and test.statistic > allowed
     remedy = f"The draws do not come from the target: {view.correction()}."

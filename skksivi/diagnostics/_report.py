@@ -22,6 +22,7 @@ from skksivi._utils.arrays import RandomState, as_array, html_table, make_seed, 
 from skksivi._utils.checks import check_integer
 from skksivi.base import BaseApproximator, check_finite, check_fit, of_predictor
 from skksivi.diagnostics._checks import (
+    allowed_ksd,
     check_chains,
     check_errors,
     check_ksd,
@@ -45,6 +46,7 @@ from skksivi.diagnostics._geometry import (
 )
 from skksivi.families._derived import Refined, unweighted
 from skksivi.families._samplers import Chains, Particles, Sampler
+from skksivi.judge import THRESHOLDS
 from skksivi.plotting import LossDisplay
 from skksivi.plotting._base import COLOURS, FAINT, REFERENCE_COLOUR, thinned
 from skksivi.score._score import ScoreFunction
@@ -344,7 +346,7 @@ def diagnose(
         How far a mean, standard deviation, 5% or 95% quantile read off the draws is from the posterior's, by these
         weights: the largest error plus two standard errors, see `skksivi.judge.Verdict`. Warns if one is wrong.
         Includes the parameters of a model in its own units. Needs reliable weights. Then this line decides, with
-        those on tails and modes, and what the others see is "look" in the place of "warn".
+        those on tails and modes, and what the others see is "look" in the place of "warn" unless it is far off.
     "outliers"
         The share of draws in regions where the target has hardly any mass: those whose whitened score
         :math:`\|L^\top s(x)\|` is longer than 99.9% of those found where Metropolis-adjusted Langevin chains, which
@@ -485,8 +487,8 @@ def _report(view: View) -> Diagnosis:
         guarded("Stein means", check_means, view, moments),
         guarded("Stein variances", check_variances, view, moments),
     )
-    if any(check.name == "errors" and check.verdict in ("ok", "warn") for check in checks):
-        checks = tuple(map(_beside_weights, checks))
+    if sample is not None and sample.trusted:
+        checks = tuple(_beside_weights(check, d) for check in checks)
     return Diagnosis(
         view.name,
         checks,
@@ -508,9 +510,17 @@ def _cost(made_by: str, stages: Sequence[Stage]) -> str:
     return total + ", ".join(f"{stage.name} {stage.n_calls:,}" for stage in stages)
 
 
-def _beside_weights(check: Check) -> Check:
-    """Return a check as it counts where reliable weights have judged the errors: it says what it sees."""
-    decides = check.name in ("weights", "errors", "modes", "tails")
+def _beside_weights(check: Check, d: int) -> Check:
+    """Return a check of a fit of d features as it counts where reliable weights have judged the errors: it says what
+    it sees, and warns if that is twice as far off as it allows, since a part of a fit may be off where its numbers
+    are right.
+    """
+    far = {
+        "KSD": check.value > 100 * allowed_ksd(d),  # of a shift ten times as large: it sees what no number shows
+        "Stein means": check.value > 2 * THRESHOLDS.mean,
+        "Stein variances": abs(math.log(max(check.value, 1e-300))) > 2 * math.log(STEIN_VARIANCES[1]),
+    }
+    decides = check.name in ("weights", "errors", "modes", "tails") or far.get(check.name, False)
     return check if decides or check.verdict != "warn" else check._replace(verdict="look")
 
 

@@ -4,6 +4,7 @@ distances near a mode: noise, and jumps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -14,7 +15,7 @@ from skksivi.coordinates._lines import lobatto, lobatto_nodes
 from skksivi.score._domain import check_ends
 from skksivi.score._products import falls
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
-from skksivi.score._tally import DivergedError
+from skksivi.score._tally import DivergedError, ImproperError
 
 #: A search has converged where the Newton decrement s^T p per feature is below this number.
 TOLERANCE = 1e-4
@@ -24,6 +25,9 @@ FLOOR = 1e-14
 
 #: The most steps of a search from one of many starts, and of one in many dimensions.
 MAX_STEPS = 60
+
+#: A score at which a search for a mode ends.
+STEEPEST = 1e50
 
 #: The most numbers in the points at which the score is asked at a time: what a score computes on its way is to stay
 #: in memory that is used again.
@@ -67,8 +71,33 @@ def over_kinks(score_fn: ScoreFunction, mode: Affine) -> Affine:
     """Return the map where a search has ended; where the score jumps, with the distances at which log p has fallen by
     about one for its scales, which are far below those by the curvature.
     """
+    check_pole(score_fn, mode.m)
     at_one, of_curvature = falls(score_fn, mode.m), torch.cholesky_inverse(mode.L).diagonal().rsqrt()
     return Affine(mode.m, at_one.diag()) if (at_one < of_curvature / 10).any() else mode
+
+
+def endless(limit: str) -> ImproperError:
+    """Return the error that names the limit in which log p rises."""
+    return ImproperError(
+        f"log p rises without end as {limit}, so that the density has infinite mass there, as where data leave no "
+        "noise or nothing keeps a scale from zero. Give that parameter a prior which falls faster, or check the data."
+    )
+
+
+def check_pole(score_fn: ScoreFunction, m: Tensor) -> None:
+    """Refuse a density that rises as a power of the distance from m (d,) along one of the first coordinates.
+
+    Raises
+    ------
+    ImproperError
+    """
+    most, d = 64, len(m)
+    gaps = torch.tensor([1e-1, 1e-3, 1e-5]).to(m)[:, None, None] * torch.eye(d).to(m)[:most] * m.abs().clamp_min(1)
+    rates = -(score_fn((m + gaps).flatten(0, 1)).detach().view(gaps.shape) * gaps).sum(-1)
+    if (is_pole := ((rates - rates[-1]).abs() < 0.02 * rates[-1]).all(0) & (rates[-1] >= 1)).any():
+        j = int(is_pole.byte().argmax())
+        label = score_fn.label(j) if isinstance(score_fn, Score) else f"x[{j}]"
+        raise endless(f"{label} -> {round(m[j].item(), 6) + 0.0:g}")
 
 
 def is_spike(mode: Affine) -> bool:
@@ -139,7 +168,8 @@ def search_modes(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) 
         out = V[:, :, 0] * lam[:, :1].abs().rsqrt()  # from a saddle, along its steepest direction
         x[searching] = here + torch.where(level[:, None], out * convex[:, None], step[:, None] * p)
         converged[searching] = level & ~convex
-        goes_on = torch.where(level, convex, step != 0) & x[searching].isfinite().all(1)
+        goes_on = torch.where(level, convex, (x[searching] != here).any(1)) & x[searching].isfinite().all(1)
+        goes_on &= s.abs().amax(1) < STEEPEST
         searching = searching[goes_on]
         if not len(searching):
             break
@@ -178,7 +208,8 @@ def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor, eve
     def slopes(t: Tensor, rows: Tensor) -> Tensor:  # t (k', n)
         points = x[rows, None] + t[:, :, None] * p[rows, None]
         s = torch.cat([score_fn(block).detach() for block in _blocks(points.flatten(0, 1))])
-        return (s.view(points.shape) * p[rows, None]).sum(-1)
+        slope = (s.view(points.shape) * p[rows, None]).sum(-1)
+        return slope.where(slope.isfinite(), -math.inf)
 
     everyone = torch.arange(len(x), device=x.device)
     middle, end = slopes(x.new_tensor([0.5, 1.0]).expand(len(x), 2), everyone).unbind(1)
@@ -189,7 +220,7 @@ def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor, eve
     for _ in range(3):
         if not len(rows):
             break
-        last = (slopes(t[:, 1:], rows) > 0).long().cumprod(1).sum(1)  # not > 0 where the score is not finite
+        last = (slopes(t[:, 1:], rows) > 0).long().cumprod(1).sum(1)
         step[rows] = t.gather(1, last[:, None])[:, 0]
         turns = last < t.shape[1] - 1
         rows, t, last = rows[turns], t[turns], last[turns]

@@ -28,7 +28,7 @@ from torch import Tensor
 from skksivi.coordinates._affine import Affine, Plane, WhitenedScore
 from skksivi.coordinates._lines import by_few_points, kronrod
 from skksivi.pilot._mixture import Components
-from skksivi.pilot._newton import MAX_STEPS, is_spike, search_modes
+from skksivi.pilot._newton import MAX_STEPS, endless, is_spike, search_modes
 from skksivi.score._score import DifferentiableScore, Score
 
 #: The weight of a Gaussian along the profile that is the same for all.
@@ -151,7 +151,7 @@ def _line_search(given: Conditionals, node: Node, j: int, step: float) -> tuple[
 
 def _bracket(given: Conditionals, node: Node, j: int, step: float) -> tuple[Node | None, Node, Node] | None:
     """Return three nodes in a row, the second the highest, the first None where all steps go down."""
-    before = None
+    before, climbed = None, [node]
     for _ in range(12):
         new = given.beside(node, j, step)
         if new is None:
@@ -159,8 +159,26 @@ def _bracket(given: Conditionals, node: Node, j: int, step: float) -> tuple[Node
         elif new.log_marginal <= node.log_marginal:
             return before, node, new
         else:
+            climbed.append(new)
             before, node, step = node, new, 2 * step
+    _check_end(given, climbed, j)
     return None
+
+
+def _check_end(given: Conditionals, climbed: Sequence[Node], j: int) -> None:
+    """Refuse a marginal density that rises along direction j as fast at last as before, until rounding ends it.
+
+    Raises
+    ------
+    ImproperError
+    """
+    c, height = ([get(node) for node in climbed] for get in (lambda n: n.c[j].item(), _log_marginal))
+    slopes = [(height[i + 1] - height[i]) / abs(c[i + 1] - c[i]) for i in range(len(c) - 1)]
+    rises = 50.0  # nats
+    if len(slopes) > 4 and height[-1] - height[0] > rises and min(slopes[-3:]) > 0.9 * slopes[-5]:
+        way = given.A[:, j] * (1 if c[-1] > c[0] else -1)
+        i = int(way.abs().argmax())
+        raise endless(f"{given.score_x.label(i)} -> {'' if way[i] > 0 else '-'}inf")
 
 
 def _side(given: Conditionals, top: Node, j: int, sd: float) -> list[Node]:

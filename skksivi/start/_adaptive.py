@@ -31,6 +31,7 @@ from skksivi.pilot._mixture import MAX_COMPONENTS, Components, fitted_mixture, s
 from skksivi.pilot._moments import moments_by_scores, shifted_mixture
 from skksivi.pilot._newton import look_for_jump
 from skksivi.score._score import Score
+from skksivi.score._tally import DivergedError
 from skksivi.start._errors import of_weights, suspects
 from skksivi.stein._discrepancy import N_SCORES
 
@@ -90,8 +91,16 @@ class Weights(NamedTuple):
 
     @classmethod
     def of(cls, log_ratios: np.ndarray, least: float) -> Weights:
-        """Return smoothed weights to a power, one or so small that this effective number counts."""
+        """Return smoothed weights to a power, one or so small that this effective number counts.
+
+        Raises
+        ------
+        DivergedError
+            No draw has any weight.
+        """
         inside, values = np.isfinite(log_ratios), np.zeros(len(log_ratios))
+        if not inside.any():
+            raise DivergedError
         log_w = pareto_smoothed(log_ratios[inside])[0]
 
         def to_the(power: float) -> np.ndarray:

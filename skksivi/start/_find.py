@@ -211,7 +211,8 @@ def find_whitening(
         map_ = Identity(starts.new_zeros(d)) if whiten is None else map_of_pair(whiten, d, score_fn.device)
         return Whitening(map_, modes=np.empty((0, d)), weights=np.empty(0), found_by=GIVEN), None
     rule = RULES[whiten.rule if isinstance(whiten, Pilot) else whiten]
-    if init is None and score_fn.double(starts).isnan().any():  # as of x / |x| at the origin
+    at_origin = score_fn.double(starts) if init is None else starts
+    if (at_origin.isnan() | (rule is explored and at_origin.isinf())).any():  # as of x / |x|
         starts = trial_points(score_fn)[:1].to(starts)
     before, settings, alone = score_fn.tally.total, chains_of(whiten) or Pilot(), init is not None
     if score_fn.mode is not None:  # no other mode is possible
@@ -237,7 +238,7 @@ def check_stages(names: Sequence[object]) -> None:
 
 def explored(search: Search) -> Found:
     """Return coordinates and points by the sources, by the curvature at a mode if features are many."""
-    search.score, d = search.score.double, search.n_features
+    search.score, d = replace(search.score.double, doubt=search.score.doubt), search.n_features
     search.warps &= d <= MOST_FEATURES
     if d > MOST_EXPLORED:
         return _by_curvature(search)
@@ -336,6 +337,7 @@ def by_other_modes(search: Search, sampler: AdaptiveSampler) -> bool:
 def by_weights(search: Search, sampler: AdaptiveSampler) -> bool:
     """Find a mixture by importance sampling from the Gaussians at the modes, or from the profile of a spike."""
     score, mode, d = search.score, search.mode, search.n_features
+    check_inside(search)
     if d > MOST_FEATURES:  # no weights count, unless the target is a Gaussian
         error = score_divergence(score, mode, search.generator, N_QUICK)
         if error > THRESHOLDS.same_score:
@@ -605,6 +607,21 @@ def check_mass(search: Search) -> None:
         with suppress(*DIVERGED):
             generator = torch.Generator(search.starts.device).manual_seed(0)
             all_modes(search.score, search.starts[0], search.mode, generator)
+
+
+def check_inside(search: Search) -> None:
+    """Refuse a target that is bounded but has a score of zero beyond its bounds, if points near it lie there.
+
+    Raises
+    ------
+    ImproperError
+    """
+    doubt, x = search.score.doubt, search.points.x
+    if doubt is not None and doubt.ends is not None:
+        low, high = doubt.ends.to(x).unbind(1)
+        beyond = x[((x < low) | (x > high)).any(1)][:100]
+        if 100 * len(beyond) > len(x) and not search.score(beyond).detach().all(1).any():
+            raise ImproperError(doubt.words)
 
 
 def check_resolved(search: Search) -> None:

@@ -55,14 +55,14 @@ COMMANDS |= {
     "benchmarks/verdicts.py": "--cases quartic --seeds 1 --jobs 1",
 }
 COMMANDS |= {f"benchmarks/{name}.py": "" for name in ("ages", "costs", "posteriors")}
-ALIKE = "amortized frontier hierarchy toys criteria growth shapes suites diagnose"
+ALIKE = "amortized frontier schools toys criteria growth shapes suites diagnose"
 COMMANDS |= {f"benchmarks/{name}.py": f"--quick --out {name}.json" for name in ALIKE.split()}
 COMMANDS |= {
     f"benchmarks/paper.py {name}": f"--quick --out {name}.json"
     for name in ("time", "waveform", "diffusion", "student", "bnn")
 }
 #: Those whose weights of modes rest on a pilot.
-WEIGHED = {"examples/plot_mode_weights.py", "benchmarks/hierarchy.py"}
+WEIGHED = {"examples/plot_mode_weights.py", "benchmarks/schools.py"}
 
 #: Those that take less than a second.
 QUICK = {"benchmarks/paper.py waveform"}
@@ -227,14 +227,13 @@ def test_the_readme_is_short_and_names_what_ci_runs_and_no_command_with_a_placeh
 
 
 #: The commands that write the tables of the manual, or print them, and which tables these are.
-BY_NAME = "comparison costs intervals defaults diagnose growth regression speed toys training criteria"
+BY_NAME = "schools comparison costs intervals defaults diagnose growth regression speed toys training criteria"
 OF_SUITES = "suites_bounds suites_calls suites_distances suites_moments suites_seconds"
 TABLES = {f"{name}.py --show {name}.json": [name] for name in BY_NAME.split()} | {
     "amortized.py --show amortized.json": ["amortized", "amortized_calibration", "amortized_single"],
     "frontier.py --show frontier.json": ["frontier_made_by", "frontier_methods", "frontier_posteriors"],
     "shapes.py --show shapes.json": ["catalogue", "directions", "shapes"],
     "suites.py --show suites.json": OF_SUITES.split(),
-    "hierarchy.py schools --show schools.json": ["schools"],
     "reference.py targets --check --show references.json": ["references"],
     "paper.py cells": ["paper_cells", "paper_tasks", "paper_widths"],
 }

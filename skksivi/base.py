@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from skksivi._utils.arrays import (
     without_graph,
 )
 from skksivi._utils.checks import check_integer, warn_caller
+from skksivi._utils.log import LOGGER
 from skksivi.families._derived import knows_density, mixture_of, trial_draws, unweighted
 from skksivi.families._samplers import CHUNK, HasDensity, Sampler
 from skksivi.kernels import Kernel, resolve_kernel
@@ -47,8 +49,6 @@ from skksivi.training._run import Fit, Reporter, Run, explained, logged, ordinar
 __all__ = ["BaseApproximator", "Constraints", "HasMethods", "Integral", "Interval", "Real", "StrOptions"]
 __dir__ = __all__.copy
 
-LOGGER = logging.getLogger("skksivi")
-
 #: Fewest numbers that a draw needs in a network.
 LEAST_WIDTH = 256
 
@@ -59,8 +59,22 @@ N_COMPARED = 200
 MAX_VAGUE = 0.5
 
 
+class Described:
+    """The signature of an estimator, whose parameters, all by name, are in the order of its docstring."""
+
+    def __get__(self, instance: object, owner: type) -> inspect.Signature:
+        """Return the signature of a class, where a dataclass has those of its bases first."""
+        signature = inspect.signature(owner.__init__)  # type: ignore[misc]
+        described = (inspect.getdoc(owner) or "").partition("Parameters\n-")[2]
+        order = re.findall(r"\w+", " ".join(re.findall(r"(?m)^(\w[\w, ]*?)(?: :.*)?$", described)))
+        own = list(signature.parameters.values())[1:]
+        return signature.replace(parameters=sorted(own, key=lambda p: order.index(p.name) if p.name in order else -1))
+
+
 class BaseApproximator(DensityMixin, Nested, ABC):
     """Base of the approximators; a leaf gives `_fit`, which returns a `Fit` and assigns nothing."""
+
+    __signature__ = Described()
 
     _parameter_constraints: ClassVar[Constraints] = {
         "device": [str, torch.device],

@@ -45,6 +45,12 @@ def stream(rank, n_ranks):
     return Minibatches.from_loader(batches, lambda batch: BayesianLogisticRegression(*batch, prior_precision=1.0))
 
 
+def by_class(rank, n_ranks):
+    """Of two ranks one lacks a class."""
+    rows = np.array_split(np.argsort(Y), n_ranks)[rank]
+    return BayesianLogisticRegression(X[rows], Y[rows], prior_precision=1.0)
+
+
 def plain(rank, n_ranks):
     return LogisticDensity(X[rank::n_ranks], Y[rank::n_ranks])
 
@@ -98,6 +104,7 @@ def of_plain(target):
 def fit(folder):
     target = Sharded(regression)
     numbers = found(target) | of_plain(Sharded(plain, prior=PRIOR))
+    numbers["score by class"] = Sharded(by_class).score_fn(POINTS)
     by_arrays = Sharded(arrays, prior=from_score_fn(minus, D))
     numbers["draws by arrays"] = fitted(by_arrays, max_iter=20).sample(5, random_state=0)
     for name, target_of_rows in {"minibatches": minibatches, "stream": stream}.items():

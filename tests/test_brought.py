@@ -18,7 +18,7 @@ from torch import nn
 
 from skksivi import KSIVIApproximator, expectation
 from skksivi.baselines import Laplace
-from skksivi.bridges._foreign import BlackBoxTarget, on_one_period
+from skksivi.bridges._foreign import BlackBoxTarget, recast
 from skksivi.coordinates._lines import checked_density
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import revive
@@ -441,7 +441,7 @@ def check_angle(angle, mean, concentration):
 def test_coordinates_of_one_period_have_the_density_of_the_angle(seed):
     rng = np.random.RandomState(seed)
     mean, concentration = rng.uniform(-4, 4), 10 ** rng.uniform(-2, 2)
-    target = on_one_period(Angle(mean, concentration, 1), {"angle"})
+    target = recast(Angle(mean, concentration, 1), {"angle"})
     u = torch.linspace(-9, 9, 20_001, dtype=torch.float64)[:, None].requires_grad_()
     log_p = target.log_prob(u)
     torch.testing.assert_close(target.score_fn(u), torch.autograd.grad(log_p.sum(), u)[0])
@@ -456,7 +456,7 @@ def test_coordinates_of_one_period_have_the_density_of_the_angle(seed):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("concentration", [0.5, *(pytest.param(c, marks=pytest.mark.slow) for c in (0.1, 3, 300))])
 def test_an_angle_is_fitted_on_one_period(concentration):
-    target = on_one_period(Angle(3.1, concentration, 3), {"angle"})
+    target = recast(Angle(3.1, concentration, 3), {"angle"})
     q = KSIVIApproximator(random_state=0).fit(target)
     assert q.n_score_calls_ < 20_000
     check_angle(target.constrain(q.sample(4000))["angle"], 3.1, concentration)

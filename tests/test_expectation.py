@@ -208,12 +208,7 @@ def test_arrays_and_tensors_of_either_type_give_the_same():
     X = normal_array(500, 2).astype(np.float32)
     found = expectation(X, lambda X: X.sum(1) ** 3, -X)
     assert isinstance(found.value, float)
-    for kind in (
-        X.tolist(),
-        X.astype(float),
-        torch.as_tensor(X),
-        torch.as_tensor(X, dtype=torch.float64).requires_grad_(),
-    ):
+    for kind in (X.tolist(), X.astype(float), torch.as_tensor(X), torch.as_tensor(X).double().requires_grad_()):
         for target in (-X, torch.as_tensor(-X), lambda x: -x, from_score_fn(lambda x: -x, 2)):
             assert expectation(kind, lambda X: X.sum(1) ** 3, target).value == pytest.approx(found.value, rel=1e-6)
     seen = []

@@ -69,12 +69,6 @@ def test_every_kernel_is_under_test():
     assert {type(kernel) for kernel, _, _ in MEMBERS} == set(KERNELS.values())
 
 
-@every_kernel
-def test_with_a_fixed_bandwidth_one_set_is_that_set_twice(kernel):
-    kernel, x = clone(kernel).set_params(bandwidth=0.7), normal(6, 2)
-    assert torch.equal(kernel(x), kernel(x, x))
-
-
 @given(n=SIZES, m=SIZES, d=DIMENSIONS, h=st.floats(0.1, 10), seed=SEEDS)
 @every_member
 def test_kernel_equals_its_formula_and_its_matrix_is_positive_semidefinite(kernel, formula, width, n, m, d, h, seed):
@@ -149,16 +143,6 @@ def test_identical_draws_give_finite_values_and_gradients(kernel, dtype, rows):
         assert g.isfinite().all()
 
 
-@every("dtype", [torch.float16, torch.bfloat16])
-@every_bandwidth
-@every_kernel
-def test_half_precision_is_evaluated_in_single(kernel, bandwidth, dtype):
-    kernel, x = clone(kernel).set_params(bandwidth=bandwidth), normal(6, 2).to(dtype)
-    for of_x in (kernel, lambda x: kernel(x, 2 * x), lambda x: torch.tensor(kernel.frozen(x).bandwidth)):
-        assert of_x(x).dtype == torch.float32
-        assert torch.equal(of_x(x), of_x(x.float()))
-
-
 @every_kernel
 def test_frozen_is_a_copy_with_a_number_that_gives_the_same_values(kernel):
     x = normal(20, 2)
@@ -179,11 +163,6 @@ def test_the_median_looks_at_128_rows_only():
     median, _, _ = median_pair(squared_distances(x, x), within=True)
     first = x[:128]
     torch.testing.assert_close(median, median_pair(squared_distances(first, first), within=True)[0])
-
-
-def test_a_kernel_goes_through_transforms_of_torch():
-    x = normal(3, 20, 2)
-    torch.testing.assert_close(torch.func.vmap(Gaussian())(x), Gaussian()(x))
 
 
 @given(t=st.floats(1e-3, 1e3))

@@ -10,7 +10,6 @@ import torch
 from approximators import GaussianTarget
 from joblib import parallel_config
 from members import every, refused
-from sklearn import config_context
 from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
@@ -27,7 +26,7 @@ from skksivi.model_selection import (
     neg_ksd_scorer,
     within_noise,
 )
-from skksivi.targets import Banana, ConditionedDiffusion, from_score_fn
+from skksivi.targets import Banana, from_score_fn
 
 TARGET = Banana()
 QUICK = KSIVIApproximator(whiten=None, max_iter=4, hidden_layer_sizes=(4,), batch_size=8, random_state=0)
@@ -153,17 +152,6 @@ def test_halving_search_gives_the_survivors_more_iterations():
     assert_found(search)
 
 
-@pytest.mark.slow
-def test_several_scorers_and_routed_metadata():
-    scoring = {"ksd": SCORER, "distance": neg_distance_scorer(TARGET.sample(200, torch.Generator()).numpy())}
-    search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=scoring, refit="ksd")
-    alone = clone(search).set_params(scoring=SCORER, refit=True).fit(TARGET)
-    with config_context(enable_metadata_routing=True):
-        search.fit(TARGET)
-    np.testing.assert_array_equal(search.cv_results_["mean_test_ksd"], alone.cv_results_["mean_test_score"])
-    assert search.best_params_ == alone.best_params_
-
-
 #: Of five candidates the third is best, the first two are within its standard error of 0.2, and the last has failed.
 SCORES = np.array([[-1.1, -1.1], [-1.2, -1.1], [-0.8, -1.2], [-3, -3], [math.nan, 0]])
 
@@ -277,20 +265,6 @@ def test_scorers_judge_replicates_by_independent_draws():
     for scorer in (SCORER, neg_distance_scorer(reference), neg_divergence_scorer(n_samples=100)):
         assert len({scorer(q, target) for target in (TARGET, TARGET[1], TARGET[2])}) == 3
         assert scorer(q, TARGET[1]) == scorer(q, TARGET[1])
-
-
-@pytest.mark.slow
-def test_neg_ksd_does_not_depend_on_the_number_of_threads():
-    target = ConditionedDiffusion(100)
-    q, before = Laplace().fit(target), torch.get_num_threads()
-    try:
-        grades = set()
-        for n_threads in (1, 2):
-            torch.set_num_threads(n_threads)
-            grades.add(neg_ksd_scorer(n_samples=600)(q, target))
-    finally:
-        torch.set_num_threads(before)
-    assert len(grades) == 1
 
 
 def reference():

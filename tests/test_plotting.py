@@ -234,16 +234,6 @@ def test_forest_intervals_are_the_central_ones():
         np.testing.assert_array_equal([s[:, 0] for s in thick.get_segments()], ends[:, [1, 3]])
 
 
-def test_forest_rows_run_from_the_top_and_do_not_overlap():
-    display = ForestDisplay.from_draws({"a": X, "b": X}, Y, feature_names=list("vwxyz"))
-    assert [label.get_text() for label in display.ax_.get_yticklabels()] == list("vwxyz")
-    bottom, top = display.ax_.get_ylim()
-    assert bottom > top
-    heights = np.sort(np.concatenate([line.get_ydata() for line in display.medians_]))
-    assert np.diff(heights).min() > 0.15
-    assert [text.get_text() for text in display.ax_.get_legend().get_texts()] == ["reference", "a", "b"]
-
-
 NORMAL, IN_THREE = (from_log_prob(lambda x: -x.square().sum(-1) / 2, d) for d in (2, 3))
 MISTAKES = [
     (lambda: MarginalsDisplay.from_draws({}), "`X` is empty"),

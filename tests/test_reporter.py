@@ -4,6 +4,7 @@ import io
 import logging
 import re
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor
+from skksivi._utils import log
 from skksivi.baselines import Laplace
 from skksivi.parameters import Pilot
 from skksivi.score._tally import CALLS
@@ -135,6 +137,15 @@ def test_a_long_wait_is_told_and_again_if_it_takes_longer_than_told(caplog):
     assert "The budget ends at 70,000, which would be 2,104 s in all" in again
     for words in ("12 s so far", "short chains", "200 points", "0.06 s each", "600 s in all", "1,000,000 rows"):
         assert words in line
+
+
+def test_what_takes_long_is_told_before_and_after(caplog, monkeypatch):
+    monkeypatch.setattr(log, "LONG_WAIT", 0.05)
+    with caplog.at_level(logging.INFO, logger="skksivi"):
+        for seconds in (0.0, 0.2):
+            with log.telling("Compiling the model of PyMC"):
+                time.sleep(seconds)
+    assert caplog.messages == ["Compiling the model of PyMC ...", "Compiling the model of PyMC took 0 s."]
 
 
 def rows_target(n=500):

@@ -149,7 +149,13 @@ def test_two_ranks_are_as_one(group, of_two):
         else:
             np.testing.assert_allclose(two[name], numbers, rtol=1e-9, atol=1e-9, err_msg=name)
     score, product = WHOLE.score_fn(POINTS), WHOLE.score_vjp(POINTS)[1](POINTS.flip(0))
-    exact = {"score": score, "plain score": score, "product": product, "plain product": product}
+    exact = {
+        "score": score,
+        "score by class": score,
+        "plain score": score,
+        "product": product,
+        "plain product": product,
+    }
     exact |= {"score of many": WHOLE.score_fn(ranks.MANY), "log_prob": WHOLE.log_prob(POINTS)}
     for name, numbers in exact.items():
         close(one[name], numbers)
@@ -161,7 +167,7 @@ def test_two_ranks_are_as_one(group, of_two):
 FAULTS = {
     "features": "ValueError: `target_of_rows` of rank 1 has n_features = 2, but rank 0 has 3; all must have",
     "prior": "ValueError: `target_of_rows` of rank 1 has prior = [2.0, 1.25,",
-    "kind": "ValueError: `target_of_rows` of rank 1 has target = 'BayesianLogisticRegression', but",
+    "kind": "ValueError: `target_of_rows` makes another kind of target on rank",
     "empty": "Found array with 0 sample(s) (shape=(0, 3))",
     "no rows": "ValueError: The target has no rows; use fewer ranks or shards.",
     "no prior": "TypeError: `prior` of LogisticDensity is not known (AttributeError: 'LogisticDensity' object has no",

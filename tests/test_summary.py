@@ -86,7 +86,7 @@ def test_rows_are_the_parameters_of_the_user():
         (normal(4, names=tuple("abcd"), _is_named=True), tuple("abcd")),
         (normal(4).score_fn, numbered),
         (normal(4, constrain=lambda X: {}), numbered),
-        (arrays, ("tau", "b[0]", "b[1]", "S[0,0]", "S[0,1]", "S[1,0]", "S[1,1]")),
+        (arrays, ("tau", "b[0]", "b[1]", "S[0, 0]", "S[0, 1]", "S[1, 0]", "S[1, 1]")),
     ):
         found = summary(fitted(normal(4)), target, random_state=0)
         assert found.names == names

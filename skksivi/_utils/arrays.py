@@ -160,7 +160,7 @@ def check_sample_weight(sample_weight: ArrayLike | None, n: int) -> np.ndarray:
     if w.shape != (n,) or not np.isfinite(w).all() or (w < 0).any() or not w.any():
         raise ValueError(
             f"`sample_weight` must be {n} finite numbers of zero or more, one for each observation and not all zero; "
-            f"got shape {w.shape}."
+            f"got shape {w.shape}: {np.array2string(w, threshold=4, edgeitems=2)}."
         )
     return w
 

@@ -158,6 +158,11 @@ class MALA(ChainApproximator):
 
     Parameters
     ----------
+    whiten : str, Pilot, (m, L) or None, default="laplace"
+        The affine map x = m + L u that preconditions the chains, as in `skksivi.KSIVIApproximator`; None means x
+        itself. By default it is the cheapest map that makes the step independent of the units of x: a mode search.
+    init : array-like of shape (n_chains, n_features), default=None
+        States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     n_chains : int, default=100
         Number of chains; not used with `init`.
     n_warmup : int, default=500
@@ -170,11 +175,6 @@ class MALA(ChainApproximator):
         The step size h > 0, or one that is adapted to the rate of acceptance in the warm-up.
     target_acceptance : float, default=0.574
         That rate; the default is the best for many independent coordinates.
-    whiten : str, Pilot, (m, L) or None, default="laplace"
-        The affine map x = m + L u that preconditions the chains, as in `skksivi.KSIVIApproximator`; None means x
-        itself. By default it is the cheapest map that makes the step independent of the units of x: a mode search.
-    init : array-like of shape (n_chains, n_features), default=None
-        States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
         Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
@@ -319,6 +319,11 @@ class SGLD(ChainApproximator):
 
     Parameters
     ----------
+    whiten : str, Pilot, (m, L) or None, default="laplace"
+        The affine map x = m + L u that preconditions, as in `skksivi.KSIVIApproximator`; None is x itself. By default
+        it is the cheapest map that makes the step independent of the units of x: a mode search.
+    init : array-like of shape (n_chains, n_features), default=None
+        States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     n_chains : int, default=100
         Number of chains; not used with `init`.
     n_warmup : int, default=1000
@@ -334,11 +339,6 @@ class SGLD(ChainApproximator):
         The length of a score in u, in units of :math:`\sqrt d`, to which longer ones are cut. Scores that long are
         rare in whitened coordinates, where chains that start far out may otherwise leave. In x itself they can be the
         rule: with whiten=None set a number in its units, or None, which cuts nothing.
-    whiten : str, Pilot, (m, L) or None, default="laplace"
-        The affine map x = m + L u that preconditions, as in `skksivi.KSIVIApproximator`; None is x itself. By default
-        it is the cheapest map that makes the step independent of the units of x: a mode search.
-    init : array-like of shape (n_chains, n_features), default=None
-        States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
         Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"

@@ -116,6 +116,22 @@ class SIVISM(SemiImplicitVI):
 
     Parameters
     ----------
+    whiten : str, Pilot, (m, L) or None, default="laplace"
+        The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
+        trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
+        cheapest map that makes the start independent of the units of x: a mode search.
+    init
+        See `skksivi.KSIVIApproximator`.
+    latent_dim : int, default=None
+        Dimension of z; None means the dimension of x, up to 100.
+    hidden_layer_sizes : int or sequence of int, default=(100, 100)
+        Widths of the hidden layers of the network :math:`\mu`.
+    linear_skip : bool, default=False
+        Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero.
+    scale : "constant" or Scale, default="constant"
+        The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
+    initial_scale : float, default=1.0
+        Start of :math:`\sigma`.
     critic_hidden_layer_sizes : sequence of int, default=(256, 256)
         Widths of the hidden layers of g.
     critic_learning_rate : float, default=2e-3
@@ -126,22 +142,6 @@ class SIVISM(SemiImplicitVI):
         code has ``lambda progress: 1.004 ** (-200 * progress)``.
     n_critic_steps : int, default=1
         Its steps per iteration.
-    latent_dim : int, default=None
-        Dimension of z; None means the dimension of x, up to 100.
-    hidden_layer_sizes : int or sequence of int, default=(100, 100)
-        Widths of the hidden layers of the network :math:`\mu`.
-    linear_skip : bool, default=False
-        Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero.
-    initial_scale : float, default=1.0
-        Start of :math:`\sigma`.
-    scale : "constant" or Scale, default="constant"
-        The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
-    whiten : str, Pilot, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
-        trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
-        cheapest map that makes the start independent of the units of x: a mode search.
-    init
-        See `skksivi.KSIVIApproximator`.
     batch_size : int, default=128
         Draws per step, of the critic and of the sampler.
     max_iter : int, default=5000
@@ -251,28 +251,30 @@ class SIFG(TrainedBaseline):
 
     Parameters
     ----------
+    whiten, init
+        See `skksivi.KSIVIApproximator`; `whiten` is "laplace" by default. Particles start at N(0, I) in u.
+    hidden_layer_sizes : int or sequence of int, default=(100, 100)
+        Widths of the hidden layers of the network.
+    scale : "constant" or Scale, default="constant"
+        The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
+    initial_scale : float, default=0.3
+        Initial :math:`\sigma`, in whitened units.
     n_particles : int, default=500
         The M.
     adaptive : bool, default=True
         Whether :math:`\sigma` moves too.
-    hidden_layer_sizes : int or sequence of int, default=(100, 100)
-        Widths of the hidden layers of the network.
     critic_learning_rate : float, default=2e-3
         Step size of its Adam, lowered as `learning_rate` is.
     n_critic_steps : int, default=5
         Its steps per iteration, each with fresh noise, which take no score.
-    initial_scale : float, default=0.3
-        Initial :math:`\sigma`, in whitened units.
-    scale : "constant" or Scale, default="constant"
-        The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
     max_iter : int, default=2000
         Iterations of the optimiser.
     learning_rate : float, default=1e-2
         Step size of Adam, in whitened units.
     optimizer : "adam" or Adam, default="adam"
         Adam's settings, see `skksivi.parameters.Adam`; "adam" is Adam(betas=(0.9, 0.999), ema=None).
-    whiten, init, device, dtype, random_state, verbose
-        See `skksivi.KSIVIApproximator`; `whiten` is "laplace" by default. Particles start at N(0, I) in u.
+    device, dtype, random_state, verbose
+        See `skksivi.KSIVIApproximator`.
 
     Attributes
     ----------
@@ -402,30 +404,30 @@ class HSIVISM(TrainedBaseline):
 
     Parameters
     ----------
-    n_layers : int, default=5
-        The T of the formula.
-    bridge : {"linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="linear"
-        The :math:`\lambda_t` as a function of t / T, see `skksivi.HKSIVIApproximator`.
-    critic_hidden_layer_sizes : sequence of int, default=(128, 128)
-        Widths of the hidden layers of each g_t, the critics.
-    critic_learning_rate : float, default=5e-3
-        Step size of their Adam, with the schedule of `learning_rate`.
-    n_critic_steps : int, default=1
-        Their steps per iteration, on fresh draws, before the step of the layers.
-    hidden_layer_sizes : int or sequence of int, default=(50, 50)
-        Widths of the hidden layers of each network :math:`\bar\mu_t`, which starts at zero.
-    initial_scale : float, default=1.0
-        The :math:`\sigma_{\mathrm{ini}}`. Its unit is the width of the target's narrowest mode or, if less, the
-        conditional width of a coordinate given the others, if whiten="auto" has found them, otherwise one in u. With
-        more than twice the smallest standard deviation of the target, the initial chain leaves the target.
-    scale : "constant" or Scale, default="constant"
-        The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
     whiten : str, Pilot, (m, L) or None, default="auto"
         The affine map in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None trains in x,
         as in the paper. The default differs because the Langevin steps of the layers are stable only in the units of
         the target.
     init
         See `skksivi.KSIVIApproximator`.
+    n_layers : int, default=5
+        The T of the formula.
+    bridge : {"linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="linear"
+        The :math:`\lambda_t` as a function of t / T, see `skksivi.HKSIVIApproximator`.
+    hidden_layer_sizes : int or sequence of int, default=(50, 50)
+        Widths of the hidden layers of each network :math:`\bar\mu_t`, which starts at zero.
+    scale : "constant" or Scale, default="constant"
+        The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
+    initial_scale : float, default=1.0
+        The :math:`\sigma_{\mathrm{ini}}`. Its unit is the width of the target's narrowest mode or, if less, the
+        conditional width of a coordinate given the others, if whiten="auto" has found them, otherwise one in u. With
+        more than twice the smallest standard deviation of the target, the initial chain leaves the target.
+    critic_hidden_layer_sizes : sequence of int, default=(128, 128)
+        Widths of the hidden layers of each g_t, the critics.
+    critic_learning_rate : float, default=5e-3
+        Step size of their Adam, with the schedule of `learning_rate`.
+    n_critic_steps : int, default=1
+        Their steps per iteration, on fresh draws, before the step of the layers.
     batch_size : int, default=256
         Draws of each layer per step, of the critics and of the layers.
     max_iter : int, default=3000

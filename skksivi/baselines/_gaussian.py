@@ -58,10 +58,10 @@ class Laplace(FromMode):
 
     Parameters
     ----------
-    max_iter : int, default=200
-        Maximal number of Newton steps; a `ConvergenceWarning` is given if they have not reached a mode.
     init : array-like of shape (n_features,), default=None
         Where the mode search starts; None means the origin.
+    max_iter : int, default=200
+        Maximal number of Newton steps; a `ConvergenceWarning` is given if they have not reached a mode.
     device : str or torch.device, default="auto"
         Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
@@ -241,6 +241,8 @@ class MeanFieldVI(Ascending):
 
     Parameters
     ----------
+    init : array-like of shape (n_features,), default=None
+        Where the mode search starts, at which the fit starts; None means the origin.
     batch_size : int, default=64
         Draws per iteration.
     max_iter : int, default=1000
@@ -249,8 +251,6 @@ class MeanFieldVI(Ascending):
         Step size of Adam.
     learning_rate_decay : "cosine" or None, default="cosine"
         Lower the rate to zero along a cosine, or keep it.
-    init : array-like of shape (n_features,), default=None
-        Where the mode search starts, at which the fit starts; None means the origin.
     device : str or torch.device, default="auto"
         Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
@@ -308,6 +308,8 @@ class FullRankVI(Ascending):
 
     Parameters
     ----------
+    init : array-like of shape (n_features,), default=None
+        Where the mode search starts, at which the fit starts; None means the origin.
     batch_size : int, default=64
         Draws per iteration.
     max_iter : int, default=2000
@@ -316,8 +318,6 @@ class FullRankVI(Ascending):
         Step size of Adam.
     learning_rate_decay : "cosine" or None, default="cosine"
         Lower the rate to zero along a cosine, or keep it.
-    init : array-like of shape (n_features,), default=None
-        Where the mode search starts, at which the fit starts; None means the origin.
     device : str or torch.device, default="auto"
         Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
@@ -374,10 +374,10 @@ class BatchAndMatch(FromMode):
 
     Parameters
     ----------
-    max_iter : int, default=60
-        Steps, each of max(4 d, 64) draws and a few products of (d, d) matrices.
     init : array-like of shape (n_features,), default=None
         Where the mode search starts, at which the fit starts; None means the origin.
+    max_iter : int, default=60
+        Steps, each of max(4 d, 64) draws and a few products of (d, d) matrices.
     device : str or torch.device, default="auto"
         Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"

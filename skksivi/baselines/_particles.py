@@ -79,6 +79,12 @@ class SVGD(Descending, Particled):
 
     Parameters
     ----------
+    whiten : str, Pilot, (m, L) or None, default="laplace"
+        The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
+        moves them in x. By default it is the cheapest map that makes step and widths independent of the units of x: a
+        search for one mode.
+    init : array-like of shape (n, n_features), default=None
+        Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     kernel : {"imq", "gaussian", "laplace"} or Kernel, default="imq"
         The kernel k; the method's authors use "gaussian". Riesz's cannot be used here.
     bandwidth : float, "median" or None, default=None
@@ -91,12 +97,6 @@ class SVGD(Descending, Particled):
         Step size of Adam, in whitened units.
     learning_rate_decay : "cosine" or None, default="cosine"
         Lower the rate to zero along a cosine, or keep it.
-    whiten : str, Pilot, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
-        moves them in x. By default it is the cheapest map that makes step and widths independent of the units of x: a
-        search for one mode.
-    init : array-like of shape (n, n_features), default=None
-        Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
         Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
@@ -235,6 +235,12 @@ class KSDDescent(Descending, Particled):
 
     Parameters
     ----------
+    whiten : str, Pilot, (m, L) or None, default="laplace"
+        The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
+        moves them in x. By default it is the cheapest map that makes step and widths independent of the units of x: a
+        search for one mode.
+    init : array-like of shape (n, n_features), default=None
+        Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     kernel : {"imq", "gaussian"} or Kernel, default="imq"
         The kernel k, with derivatives at x = y.
     bandwidth : float, "median" or None, default=None
@@ -254,12 +260,6 @@ class KSDDescent(Descending, Particled):
     tol : float, default=1e-7
         L-BFGS stops when n KSD^2 changes by less, the largest entry of its gradient is smaller, or no coordinate
         moves by more than tol / n.
-    whiten : str, Pilot, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
-        moves them in x. By default it is the cheapest map that makes step and widths independent of the units of x: a
-        search for one mode.
-    init : array-like of shape (n, n_features), default=None
-        Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
         Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"
@@ -479,6 +479,12 @@ class MIED(Descending, Particled):
 
     Parameters
     ----------
+    whiten : str, Pilot, (m, L) or None, default="laplace"
+        The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
+        moves them in x. By default it is the cheapest map that makes step and widths independent of the units of x: a
+        search for one mode.
+    init : array-like of shape (n, n_features), default=None
+        Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     mollifier : {"riesz", "gaussian", "laplace"}, default="riesz"
         With the squared distance D, :math:`(D + \epsilon^2)^{-s/2}` with s just above the dimension,
         :math:`\exp(-D / (2 \epsilon^2))` or :math:`\exp(-\sqrt{D} / \epsilon)`. Under the latter two,
@@ -493,12 +499,6 @@ class MIED(Descending, Particled):
         Step size of Adam, in whitened units.
     learning_rate_decay : "cosine" or None, default="cosine"
         Lower the rate to zero along a cosine, or keep it.
-    whiten : str, Pilot, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
-        moves them in x. By default it is the cheapest map that makes step and widths independent of the units of x: a
-        search for one mode.
-    init : array-like of shape (n, n_features), default=None
-        Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
         Where to compute; "auto" is the device of the target's tensors, or the CPU.
     dtype : {"float32", "float64"}, default="float64"

@@ -37,6 +37,22 @@ class UIVI(SemiImplicitVI):
 
     Parameters
     ----------
+    whiten : str, Pilot, (m, L) or None, default="laplace"
+        The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
+        trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
+        cheapest map that makes the start independent of the units of x: a mode search.
+    init
+        See `skksivi.KSIVIApproximator`.
+    latent_dim : int, default=None
+        Dimension of z; None means the dimension of x, up to 100.
+    hidden_layer_sizes : int or sequence of int, default=(100, 100)
+        Widths of the hidden layers of the network :math:`\mu`.
+    linear_skip : bool, default=False
+        Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero.
+    scale : "constant" or Scale, default="constant"
+        The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
+    initial_scale : float, default=1.0
+        Start of :math:`\sigma`.
     n_inner_samples : int, default=5
         Consecutive states of a chain that are averaged.
     n_burn_in : int, default=5
@@ -44,22 +60,6 @@ class UIVI(SemiImplicitVI):
     n_leapfrog_steps : int, default=5
         Leapfrog steps per transition. Their length is adapted towards an acceptance of 0.9 from one iteration to the
         next. If :math:`\sigma` is small compared with the spread of :math:`\mu(z)`, a chain forgets slowly: use more.
-    latent_dim : int, default=None
-        Dimension of z; None means the dimension of x, up to 100.
-    hidden_layer_sizes : int or sequence of int, default=(100, 100)
-        Widths of the hidden layers of the network :math:`\mu`.
-    linear_skip : bool, default=False
-        Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero.
-    initial_scale : float, default=1.0
-        Start of :math:`\sigma`.
-    scale : "constant" or Scale, default="constant"
-        The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
-    whiten : str, Pilot, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
-        trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
-        cheapest map that makes the start independent of the units of x: a mode search.
-    init
-        See `skksivi.KSIVIApproximator`.
     batch_size : int, default=128
         Draws per iteration.
     max_iter : int, default=5000
@@ -248,6 +248,10 @@ class AISIVI(SemiImplicitVI):
 
     Parameters
     ----------
+    whiten, init
+        See `skksivi.KSIVIApproximator`; `whiten` is "laplace" by default.
+    latent_dim, hidden_layer_sizes, linear_skip, scale, initial_scale
+        See `SIVI`.
     n_inner_samples : int, default=32
         The K.
     prior_share : float, default=0.1
@@ -260,10 +264,10 @@ class AISIVI(SemiImplicitVI):
         Step size of its Adam, with the schedule of `learning_rate`.
     n_flow_steps : int, default=1
         Its steps per iteration, each on `batch_size` fresh pairs (z, x), which take no score.
-    latent_dim, hidden_layer_sizes, linear_skip, initial_scale, scale, batch_size, max_iter, learning_rate, optimizer
+    batch_size, max_iter, learning_rate, optimizer
         See `SIVI`.
-    whiten, init, annealing, device, dtype, random_state, verbose
-        See `skksivi.KSIVIApproximator`; `whiten` is "laplace" by default.
+    annealing, device, dtype, random_state, verbose
+        See `skksivi.KSIVIApproximator`.
 
     Attributes
     ----------

@@ -164,25 +164,25 @@ class SIVI(SemiImplicitVI):
 
     Parameters
     ----------
-    n_auxiliary : int or callable, default=100
-        The K, or a function of progress in [0, 1) that returns it, such as ``lambda progress: int(10 + 90 *
-        progress)``. All draws of an iteration share the K others. Time and memory follow the largest K.
-    latent_dim : int, default=None
-        Dimension of z; None means the dimension of x, up to 100.
-    hidden_layer_sizes : int or sequence of int, default=(100, 100)
-        Widths of the hidden layers of the network :math:`\mu`.
-    linear_skip : bool, default=False
-        Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero.
-    initial_scale : float, default=1.0
-        Start of :math:`\sigma`.
-    scale : "constant" or Scale, default="constant"
-        The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
     whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
         trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
         cheapest map that makes the start independent of the units of x: a mode search.
     init
         See `skksivi.KSIVIApproximator`.
+    latent_dim : int, default=None
+        Dimension of z; None means the dimension of x, up to 100.
+    hidden_layer_sizes : int or sequence of int, default=(100, 100)
+        Widths of the hidden layers of the network :math:`\mu`.
+    linear_skip : bool, default=False
+        Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero.
+    scale : "constant" or Scale, default="constant"
+        The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
+    initial_scale : float, default=1.0
+        Start of :math:`\sigma`.
+    n_auxiliary : int or callable, default=100
+        The K, or a function of progress in [0, 1) that returns it, such as ``lambda progress: int(10 + 90 *
+        progress)``. All draws of an iteration share the K others. Time and memory follow the largest K.
     batch_size : int, default=128
         Draws per iteration.
     max_iter : int, default=5000
@@ -343,14 +343,18 @@ class PVI(SemiImplicitVI):
 
     Parameters
     ----------
+    whiten, init
+        See `skksivi.KSIVIApproximator`; `whiten` is "laplace" by default.
+    latent_dim, hidden_layer_sizes, linear_skip, scale, initial_scale
+        See `SIVI`.
     n_particles : int, default=100
         The M.
     regularization : float, default=1e-8
         The :math:`\lambda`, zero or more, in nats.
-    latent_dim, hidden_layer_sizes, linear_skip, initial_scale, scale, batch_size, max_iter, learning_rate, optimizer
+    batch_size, max_iter, learning_rate, optimizer
         See `SIVI`.
-    whiten, init, annealing, device, dtype, random_state, verbose
-        See `skksivi.KSIVIApproximator`; `whiten` is "laplace" by default.
+    annealing, device, dtype, random_state, verbose
+        See `skksivi.KSIVIApproximator`.
 
     Attributes
     ----------
@@ -441,16 +445,20 @@ class KPG(SemiImplicitVI):
 
     Parameters
     ----------
+    whiten, init
+        See `skksivi.KSIVIApproximator`; `whiten` is "laplace" by default.
+    latent_dim, hidden_layer_sizes, linear_skip, scale, initial_scale
+        See `SIVI`.
     importance_sampling : bool, default=False
         Whether the average has weights that sum to one.
     kernel : {"gaussian", "imq", "laplace"} or Kernel, default="gaussian"
         The kernel k, a function of the distance.
     bandwidth : float, "median" or None, default=None
         Its width in whitened units; None leaves it to `kernel`, whose default is the median heuristic.
-    latent_dim, hidden_layer_sizes, linear_skip, initial_scale, scale, batch_size, max_iter, learning_rate, optimizer
+    batch_size, max_iter, learning_rate, optimizer
         See `SIVI`.
-    whiten, init, annealing, device, dtype, random_state, verbose
-        See `skksivi.KSIVIApproximator`; `whiten` is "laplace" by default.
+    annealing, device, dtype, random_state, verbose
+        See `skksivi.KSIVIApproximator`.
 
     Attributes
     ----------

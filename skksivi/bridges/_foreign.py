@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 
 from skksivi._utils.arrays import as_tensor
-from skksivi.targets import NamedTarget, coordinate_names
+from skksivi.targets import NamedTarget, Shares, coordinate_name, coordinate_names
 
 #: Held while a model evaluates that may use one buffer for all of its callers.
 ONE_AT_A_TIME = threading.RLock()
@@ -185,10 +185,10 @@ def import_library(module: str, extra: str) -> ModuleType:
         raise ImportError(f"`{module}` could not be imported; install it: pip install 'skksivi[{extra}]'.") from error
 
 
-# Angles in models, each on one period
+# Angles in models, each on one period, and shares of one
 
 
-class AngularTarget(HasData, NamedTarget):
+class RecastTarget(HasData, NamedTarget):
     r"""A target some of whose coordinates are angles t, by coordinates u of one period of each.
 
     .. math:: t = m + 2 \arctan(c \tan(\pi (\Phi(u) - 1/2)))
@@ -202,14 +202,17 @@ class AngularTarget(HasData, NamedTarget):
     is_angle : Tensor of shape (d,), bool
     middle, spread : Tensor of shape (d,)
         These m and c.
+    shares : list of Tensor of shape (n_rows, k - 1)
+        The columns of those of k shares each.
     """
 
-    def __init__(self, one: ModelTarget, columns: list[int]) -> None:
-        super().__init__(f"unconstrained({name})" if j in columns else name for j, name in enumerate(one.names))
+    def __init__(self, one: ModelTarget, columns: list[int], shares: Sequence[Tensor] = ()) -> None:
+        recast = [*columns, *(j for some in shares for j in some.flatten().tolist())]
+        super().__init__(f"unconstrained({name})" if j in recast else name for j, name in enumerate(one.names))
         self.coords, self.dims, self.advice = one.coords, one.dims, getattr(one, "advice", "")
         self.observed_data, self.constant_data = one.observed_data, one.constant_data
-        self._one = one
-        self.is_angle = torch.zeros(one.n_features, dtype=torch.bool).index_fill(0, torch.tensor(columns), value=True)
+        self._one, self.shares = one, shares
+        self.is_angle = torch.isin(torch.arange(one.n_features), torch.tensor(columns))
         self.middle, self.spread = torch.ones(2, one.n_features, dtype=torch.float64).unbind()
         n = 64
         x = torch.zeros(n, one.n_features, dtype=torch.float64)  # the angles before it at their middles
@@ -237,6 +240,10 @@ class AngularTarget(HasData, NamedTarget):
     def prior_draws(self, n: int, seed: int) -> np.ndarray:
         """Draw at most n points (k, d) from the prior, with angles as their own densities suggest."""
         X, is_angle = self._one.prior_draws(n, seed), self.is_angle.numpy()
+        for columns in self.shares:
+            logarithms = torch.from_numpy(X[:, columns])
+            shares = torch.cat([logarithms, -logarithms.sum(-1, keepdim=True)], -1).softmax(-1)
+            X[:, columns] = Shares().inv(shares.clamp_min(1e-300))
         return np.where(is_angle, np.random.RandomState(seed).normal(size=X.shape), X)
 
     def densities(self, x: Tensor, *, observed: bool) -> dict[str, np.ndarray]:
@@ -253,16 +260,29 @@ class AngularTarget(HasData, NamedTarget):
         half = math.pi * (torch.special.ndtr(x) - 0.5)
         sin, cos = c * half.sin(), half.cos()
         log_jacobian = -x.square() / 2 - torch.log(sin.square() + cos.square())
-        return (middle + 2 * torch.atan2(sin, cos)).where(is_angle, x), log_jacobian.where(is_angle, 0).sum(1)
+        log_jacobian = log_jacobian.where(is_angle, 0).sum(1)
+        points = (middle + 2 * torch.atan2(sin, cos)).where(is_angle, x)
+        for columns in self.shares:
+            shares, volume = Shares().logarithms(x[:, columns])
+            rows = (shares - shares.mean(-1, keepdim=True))[..., :-1]
+            points = points.index_copy(1, columns.flatten().to(x.device), rows.flatten(1))
+            log_jacobian = log_jacobian + (volume - shares.sum(-1) - math.log(shares.shape[-1])).sum(1)
+        return points, log_jacobian
 
     def _constrain(self, X: np.ndarray) -> dict[str, np.ndarray]:
         return self._one.constrain(self._points(torch.from_numpy(X))[0])
 
 
-def on_one_period(target: ModelTarget, angles: Collection[str]) -> NamedTarget:
-    """Return a target with one period of the parameters that are angles, whose density has a period of 2 pi."""
-    columns = [j for j, name in enumerate(target.names) if name.partition("[")[0] in angles]
-    return AngularTarget(target, columns) if columns else target
+def recast(target: ModelTarget, angles: Collection[str], shares: Mapping[str, int] | None = None) -> NamedTarget:
+    """Return a target with one period of the parameters that are angles, whose density has a period of 2 pi, and with
+    shares, which are the last of so many coordinates, by breaking a stick.
+    """
+    columns: dict[str, list[int]] = {}
+    for j, name in enumerate(target.names):
+        columns.setdefault(name.partition("[")[0], []).append(j)
+    some = [torch.tensor(columns[name]).reshape(-1, k) for name, k in (shares or {}).items()]
+    of_angles = [j for name in angles for j in columns[name]]
+    return RecastTarget(target, of_angles, some) if of_angles or some else target
 
 
 # Stan
@@ -308,7 +328,7 @@ def _named(model: StanModel, names: list[str]) -> list[str]:
     """Return names of the coordinates that say what they are of the parameters, as two points tell."""
     constrain, of_parameters = (getattr(model, name, None) for name in ("param_constrain", "param_names"))
     if constrain is None or of_parameters is None:
-        return names
+        return [f"{stem}{at or ''}" for stem, at in map(_parsed, names)]
     X = np.linspace([0.3] * len(names), [0.7] * len(names), 2) - 0.1 * np.arange(len(names)) / len(names)
     (numbers,) = by_row(lambda row: [constrain(row)], X)
     values = dict(zip(of_parameters(), numbers.T, strict=True))
@@ -319,7 +339,13 @@ def _named(model: StanModel, names: list[str]) -> list[str]:
         fitting = (space for space, Y in spaces.items() if value is not None and np.allclose(value, Y[i], rtol=1e-10))
         return next(fitting, "unconstrained")
 
-    return list(coordinate_names(dict.fromkeys(names, ()), {name: space_of(i) for i, name in enumerate(names)}))
+    return [coordinate_name(stem, space_of(i), str(at or "")) for i, (stem, at) in enumerate(map(_parsed, names))]
+
+
+def _parsed(name: str) -> tuple[str, list[int]]:
+    """Split a name such as "Sigma.2.1" into its stem and the index, which begins at zero."""
+    stem = re.sub(r"(\.\d+)+$", "", name)
+    return stem, [int(at) - 1 for at in name.removeprefix(stem).split(".")[1:]]
 
 
 def _arrays(names: list[str], numbers: np.ndarray) -> dict[str, np.ndarray]:
@@ -327,9 +353,9 @@ def _arrays(names: list[str], numbers: np.ndarray) -> dict[str, np.ndarray]:
     columns: dict[str, list[int]] = {}
     shapes = {}
     for j, name in enumerate(names):
-        stem = re.sub(r"(\.\d+)+$", "", name)  # as of "Sigma.2.1"
+        stem, last = _parsed(name)
         columns.setdefault(stem, []).append(j)
-        shapes[stem] = tuple(map(int, name.removeprefix(stem).split(".")[1:]))
+        shapes[stem] = tuple(at + 1 for at in last)
     return {
         stem: np.moveaxis(numbers[:, own].T.reshape((*shapes[stem], -1), order="F"), -1, 0)
         for stem, own in columns.items()

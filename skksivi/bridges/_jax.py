@@ -16,7 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from skksivi._utils.arrays import as_array
 from skksivi._utils.checks import check_integer
-from skksivi.bridges._foreign import ForeignTarget, ModelTarget, as_tensor_like, import_library, on_one_period
+from skksivi._utils.log import telling
+from skksivi.bridges._foreign import ForeignTarget, ModelTarget, as_tensor_like, import_library, recast
 from skksivi.targets import NamedTarget, coordinate_names
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class JaxTarget(ForeignTarget):
             return jax.jvp(jax.grad(self._log_p), (row,), (v,))[1]
 
         functions = (jax.value_and_grad(self._log_p), product, self._parameters_of)
-        return Compiled(*(jax.jit(jax.vmap(function)) for function in functions))
+        return Compiled(*map(_by_row, functions))
 
     def _probe(self) -> None:
         """Trace the log-density without evaluating it; do without products where there are none."""
@@ -271,7 +272,7 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     info = _initialized(angular, model_args=args, model_kwargs=kwargs)
     target = NumpyroTarget(partial(angular, *args, **kwargs), info, signature(model).bind(*args, **kwargs).arguments)
     reparametrised = [name.removesuffix("_factor") for name in info.model_trace if name.endswith("_factor")]
-    return on_one_period(target, [f"{name}_unwrapped" for name in reparametrised])  # by CircularReparam
+    return recast(target, [f"{name}_unwrapped" for name in reparametrised])  # by CircularReparam
 
 
 class NumpyroTarget(ModelTarget, JaxTarget):
@@ -298,7 +299,7 @@ class NumpyroTarget(ModelTarget, JaxTarget):
 
     def _from_prior(self, n: int, seed: int) -> np.ndarray:
         jax = import_library("jax", "jax")
-        z = jax.jit(jax.vmap(self._drawn))(jax.random.split(jax.random.key(seed), n))
+        z = _by_row(self._drawn)(jax.random.split(jax.random.key(seed), n))
         return np.concatenate([np.reshape(leaf, (n, -1)) for leaf in jax.tree.leaves(z)], 1)
 
     def _drawn(self, key: Array) -> dict[str, Array]:
@@ -311,7 +312,7 @@ class NumpyroTarget(ModelTarget, JaxTarget):
 
     def densities(self, x: Tensor, *, observed: bool) -> dict[str, np.ndarray]:
         """Evaluate log-densities of what the model observes, or of its parameters, element by element."""
-        jax, handlers = import_library("jax", "jax"), import_library("numpyro.handlers", "numpyro")
+        handlers = import_library("numpyro.handlers", "numpyro")
         names = self._observed if observed else self._of_prior
 
         def of_row(row: Array) -> dict[str, Array]:
@@ -319,7 +320,7 @@ class NumpyroTarget(ModelTarget, JaxTarget):
             trace = handlers.trace(known).get_trace()
             return {name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in names}
 
-        return self._call(jax.jit(jax.vmap(of_row)), as_array(x))
+        return self._call(_by_row(of_row), as_array(x))
 
     def predictive_draws(self, x: Tensor, seed: int) -> dict[str, np.ndarray]:
         """Draw what the model observes once for each row of x (n, d)."""
@@ -327,6 +328,21 @@ class NumpyroTarget(ModelTarget, JaxTarget):
         free = numpyro.handlers.uncondition(self._model)
         predictive = numpyro.infer.Predictive(free, self.constrain(x), return_sites=self._observed)
         return {name: np.asarray(values) for name, values in predictive(jax.random.key(seed)).items()}
+
+
+def _by_row(function: Callable[..., object]) -> Callable[..., Any]:
+    """Return a function of rows, which JAX compiles when it is called with a new number of them."""
+    jax, sizes = import_library("jax", "jax"), set[int]()
+    compiled = jax.jit(jax.vmap(function))
+
+    def of_rows(*arrays: np.ndarray) -> Any:  # noqa: ANN401
+        if (n := len(arrays[0])) in sizes:
+            return compiled(*arrays)
+        with telling("Compiling the model of JAX"):  # a call returns before its result is there
+            sizes.add(n)
+            return compiled(*arrays)
+
+    return of_rows
 
 
 def _as_angle(site: Mapping[str, Any]) -> object:
@@ -351,6 +367,7 @@ def _spaces(trace: Mapping[str, Any]) -> dict[str, str]:
     return spaces
 
 
+@telling("Compiling the model of NumPyro")
 def _initialized(model: Callable[..., object], **given: Any) -> Any:  # noqa: ANN401
     """Return what NumPyro finds out about a model, valid at random points or else near the origin, and check it."""
     infer = import_library("numpyro.infer", "numpyro")

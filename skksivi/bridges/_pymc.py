@@ -12,7 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array
-from skksivi.bridges._foreign import ONE_AT_A_TIME, BlackBoxTarget, ModelTarget, by_row, import_library, on_one_period
+from skksivi._utils.log import telling
+from skksivi.bridges._foreign import ONE_AT_A_TIME, BlackBoxTarget, ModelTarget, by_row, import_library, recast
 from skksivi.targets import NamedTarget, coordinate_names
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class PymcTarget(ModelTarget, BlackBoxTarget):
 
     def __init__(self, model: Model) -> None:
         start = model.initial_point()
-        self._shapes = {v.name: start[v.name].shape for v in model.continuous_value_vars}
-        super().__init__(coordinate_names(self._shapes))
+        self.shapes = {v.name: start[v.name].shape for v in model.continuous_value_vars}
+        super().__init__(coordinate_names(self.shapes))
         self._model = model
         self._parameter_names = [variable.name for variable in model.unobserved_RVs]
         self.coords = {name: labels for name, labels in model.coords.items() if labels is not None}
@@ -62,9 +63,10 @@ class PymcTarget(ModelTarget, BlackBoxTarget):
         variables = model.observed_RVs if observed else model.free_RVs
         if not variables:
             return {}
-        shapes = {v: self._shapes[v.name] for v in model.continuous_value_vars}
+        shapes = {v: self.shapes[v.name] for v in model.continuous_value_vars}
         with ONE_AT_A_TIME:
-            evaluate = _of_rows(model.logp(variables, jacobian=False, sum=False), shapes)
+            with telling("Compiling the densities of PyMC"):
+                evaluate = _of_rows(model.logp(variables, jacobian=False, sum=False), shapes)
             found = evaluate(as_array(x).astype(np.float64))
         return dict(zip((variable.name for variable in variables), found, strict=True))
 
@@ -75,7 +77,7 @@ class PymcTarget(ModelTarget, BlackBoxTarget):
             return {}
         replaced = import_library("pytensor.graph.replace", "pymc").clone_replace
         row = import_library("pytensor.tensor", "pymc").vector("x", dtype="float64")
-        parts = _split(row, {v: self._shapes[v.name] for v in model.continuous_value_vars})
+        parts = _split(row, {v: self.shapes[v.name] for v in model.continuous_value_vars})
         free = dict(zip(model.free_RVs, model.replace_rvs_by_values(model.free_RVs), strict=True))
         observed = replaced(replaced(model.observed_RVs, free), parts)
         draw = pymc.compile([row], observed, random_seed=seed)  # of rows: not all distributions can be vectorised
@@ -83,9 +85,10 @@ class PymcTarget(ModelTarget, BlackBoxTarget):
             found = by_row(draw, as_array(x).astype(np.float64))
         return dict(zip((variable.name for variable in model.observed_RVs), found, strict=True))
 
+    @telling("Compiling the model of PyMC")
     def _compile(self) -> CompiledModel:
         model = self._model
-        shapes = {v: self._shapes[v.name] for v in model.continuous_value_vars}
+        shapes = {v: self.shapes[v.name] for v in model.continuous_value_vars}
         parameters = model.replace_rvs_by_values(model.unobserved_RVs)  # the deterministic ones too
         # Tests of parameters become a density of zero now, row by row; a vectorised test would fail for all rows.
         rewrite = import_library("pytensor.graph.rewriting.utils", "pymc").rewrite_graph
@@ -152,9 +155,10 @@ def _function(x: TensorVariable, outputs: Sequence[TensorVariable], *, gradient:
 
 
 def from_pymc(model: Model) -> NamedTarget:
-    """Make a target from a PyMC model, in the unconstrained space of PyMC's own samplers, but for angles.
+    """Make a target from a PyMC model, in the unconstrained space of PyMC's own samplers, but for angles and shares.
 
-    An angle, which PyMC has on the whole line, has a coordinate of one period of it. The log-density and its gradient
+    An angle, which PyMC has on the whole line, has a coordinate of one period of it; shares of one are as in
+    `constrained`. The log-density and its gradient
     are compiled for whole batches, in float64, by the mode that ``pytensor.config.mode`` names.
 
     Parameters
@@ -204,9 +208,13 @@ def from_pymc(model: Model) -> NamedTarget:
     {'rate': array([1.])}
     """
     _check_model(model)
-    circular = import_library("pymc.distributions.transforms", "pymc").CircularTransform
-    angles = [v for v, transform in model.rvs_to_transforms.items() if isinstance(transform, circular)]
-    return on_one_period(PymcTarget(model), [model.rvs_to_values[variable].name for variable in angles])
+    transforms, target = import_library("pymc.distributions.transforms", "pymc"), PymcTarget(model)
+    by_name = {model.rvs_to_values[v].name: transform for v, transform in model.rvs_to_transforms.items()}
+    angles, shares = (
+        [name for name, transform in by_name.items() if isinstance(transform, kind)]
+        for kind in (transforms.CircularTransform, transforms.SimplexTransform)
+    )
+    return recast(target, angles, {name: target.shapes[name][-1] for name in shares})
 
 
 def _check_model(model: object) -> None:

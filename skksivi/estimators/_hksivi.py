@@ -58,36 +58,6 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         worst error is smaller beyond the noise. "start": without a training. "auto" is "ksivi", or "start" where no
         training parameter is set and weighted draws tell that the start is good: untrained layers move the points of
         the pilot, and weights are mostly too expensive before a training.
-    n_layers : int or "auto", default="auto"
-        The T of the formula; "auto" is 5.
-    bridge : {"auto", "linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="auto"
-        The :math:`\lambda_t` as a function of u = t / T in [0, 1), one at zero: 1 - u, (1 - u)^2, half a cosine,
-        100^-u, or one for every layer. "auto" is "none" if the base is the pilot, which is already at the target,
-        otherwise "linear". `skksivi.parameters.Bridge` also sets the weights :math:`\beta(t)` of the layers.
-    mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
-        The base :math:`q_T` in whitened coordinates u. "normal" is the standard normal. "pilot" is a Gaussian mixture
-        fitted to the points of the pilot or, with whiten="diagonal", these points themselves. "auto" is "pilot" if
-        there are such points, otherwise "normal". It can also be a distribution of `skksivi.mixing`, or a function of
-        the number of draws n and a torch.Generator that returns n rows. The bridge starts at the score of the base if
-        it has one (normal, Student t), otherwise at the score of N(0, I).
-    kernel : {"auto", "gaussian", "imq", "laplace", "riesz"} or Kernel, default="auto"
-        The kernel k, by name or as an object of `skksivi.kernels`; its median width is set layer by layer.
-    bandwidth : float, "median", "auto" or None, default="auto"
-        Width of the kernel in whitened units: a number, or the median heuristic on the draws of each layer. None and
-        "auto" leave it to `kernel`, whose own rule is by default the median heuristic, or along the path to
-        the variances of the draws, see `KSIVIApproximator`.
-    gradient_estimator : {"auto", "u-statistic", "vanilla"}, default="auto"
-        "u-statistic", which is "auto": all pairs within one batch of each layer (Algorithm 2). "vanilla": pairs
-        between two batches (Algorithm 1), with twice as many draws and scores.
-    hidden_layer_sizes : int, sequence of int or "auto", default="auto"
-        Widths of the hidden layers of each network, without input and output; "auto" is (50, 50).
-    initial_scale : float or "auto", default="auto"
-        The :math:`\sigma_{\mathrm{ini}}`, half of whose square is the step of the Langevin drift. With a pilot its
-        unit is the width of the target's narrowest mode or, if less, the conditional width of a coordinate given the
-        others, :math:`1/\sqrt{E s_i^2}`; otherwise it is one in u. "auto" is 0.5 if the base is the pilot, which is
-        close to the target, otherwise 1.
-    scale : {"auto", "constant"} or Scale, default="auto"
-        Each :math:`\sigma_t` is one vector; `skksivi.parameters.Scale` sets its floor.
     whiten : {"auto", "bam", "laplace", "diagonal"}, Pilot, (m, L) or None, default="auto"
         The affine map x = m + L u in whose coordinates u the layers are trained. "auto" searches for modes and takes
         the mean and covariance of points near the target, the pilot, which is then the base; "laplace" uses a mode
@@ -99,6 +69,36 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     init : array-like of shape (n_features,) or (k, n_features), default=None
         Where the search for modes starts. None means the origin and, with whiten="auto", points scattered around it
         on scales from 1 to 100. "laplace" and "bam" use only the first row.
+    n_layers : int or "auto", default="auto"
+        The T of the formula; "auto" is 5.
+    bridge : {"auto", "linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="auto"
+        The :math:`\lambda_t` as a function of u = t / T in [0, 1), one at zero: 1 - u, (1 - u)^2, half a cosine,
+        100^-u, or one for every layer. "auto" is "none" if the base is the pilot, which is already at the target,
+        otherwise "linear". `skksivi.parameters.Bridge` also sets the weights :math:`\beta(t)` of the layers.
+    hidden_layer_sizes : int, sequence of int or "auto", default="auto"
+        Widths of the hidden layers of each network, without input and output; "auto" is (50, 50).
+    mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
+        The base :math:`q_T` in whitened coordinates u. "normal" is the standard normal. "pilot" is a Gaussian mixture
+        fitted to the points of the pilot or, with whiten="diagonal", these points themselves. "auto" is "pilot" if
+        there are such points, otherwise "normal". It can also be a distribution of `skksivi.mixing`, or a function of
+        the number of draws n and a torch.Generator that returns n rows. The bridge starts at the score of the base if
+        it has one (normal, Student t), otherwise at the score of N(0, I).
+    scale : {"auto", "constant"} or Scale, default="auto"
+        Each :math:`\sigma_t` is one vector; `skksivi.parameters.Scale` sets its floor.
+    initial_scale : float or "auto", default="auto"
+        The :math:`\sigma_{\mathrm{ini}}`, half of whose square is the step of the Langevin drift. With a pilot its
+        unit is the width of the target's narrowest mode or, if less, the conditional width of a coordinate given the
+        others, :math:`1/\sqrt{E s_i^2}`; otherwise it is one in u. "auto" is 0.5 if the base is the pilot, which is
+        close to the target, otherwise 1.
+    kernel : {"auto", "gaussian", "imq", "laplace", "riesz"} or Kernel, default="auto"
+        The kernel k, by name or as an object of `skksivi.kernels`; its median width is set layer by layer.
+    bandwidth : float, "median", "auto" or None, default="auto"
+        Width of the kernel in whitened units: a number, or the median heuristic on the draws of each layer. None and
+        "auto" leave it to `kernel`, whose own rule is by default the median heuristic, or along the path to
+        the variances of the draws, see `KSIVIApproximator`.
+    gradient_estimator : {"auto", "u-statistic", "vanilla"}, default="auto"
+        "u-statistic", which is "auto": all pairs within one batch of each layer (Algorithm 2). "vanilla": pairs
+        between two batches (Algorithm 1), with twice as many draws and scores.
     batch_size : int or "auto", default="auto"
         Draws of each layer per iteration, at least 2; "auto" is 256. Minibatches of data are not used: the chain
         needs the score of all of the data.

@@ -45,6 +45,22 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         \mathrm{KSD}(q \| p)^2 = E\left[k(x, x') \left\langle s_p(x) - s_{q(\cdot|z)}(x),
         s_p(x') - s_{q(\cdot|z')}(x') \right\rangle\right].
 
+    Examples
+    --------
+    >>> from skksivi import KSIVIApproximator
+    >>> def score_fn(x):  # the gradient of log N(x; (1, 2), I)
+    ...     return x.new_tensor([1.0, 2.0]) - x
+    >>> q = KSIVIApproximator(method="ksivi", max_iter=500, random_state=0).fit(score_fn, n_features=2)
+    >>> q.fitted_by_, q.n_iter_
+    ('kernel Stein discrepancy', 500)
+    >>> q.sample(10_000).mean(axis=0).round(1)
+    array([1., 2.], dtype=float32)
+
+    Without `method` this fit has nothing to learn: its start, found from fewer calls of the score, is exact.
+
+    >>> KSIVIApproximator(random_state=0).fit(score_fn, n_features=2)
+    KSIVIApproximator(random_state=0)  # fitted by importance sampling
+
     Parameters
     ----------
     method : {"auto", "ksivi", "path", "start"}, default="auto"
@@ -57,17 +73,21 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         where a training parameter is set, to whatever value. These are `kernel`, `bandwidth`,
         `gradient_estimator`, `latent_dim`, `hidden_layer_sizes`, `mixing`, `scale`, `initial_scale`,
         `batch_size`, `learning_rate`, `optimizer`, `annealing` and `terms`.
-    kernel : {"auto", "gaussian", "imq", "laplace", "riesz"} or Kernel, default="auto"
-        The kernel k, by name or as an object of `skksivi.kernels`; "auto" is "gaussian".
-    bandwidth : float, "median", "auto" or None, default="auto"
-        Width of the kernel in whitened units. Along the path, if `kernel` is a name, "auto" is 0.35 times the
-        root of the summed variances of the draws. Otherwise, and with None, `kernel` sets its own width, by default
-        by the median heuristic, as in the paper.
-    gradient_estimator : {"auto", "u-statistic", "vanilla"}, default="auto"
-        How "ksivi" estimates the discrepancy: "u-statistic", which is "auto", with all pairs within one batch
-        (Algorithm 2), "vanilla" with the pairs between two batches (Algorithm 1), which takes twice as many draws and
-        score evaluations per iteration. With minibatches of the data, both use all pairs between two halves of the
-        batch.
+    whiten : {"auto", "bam", "laplace", "diagonal"}, Pilot, (m, L) or None, default="auto"
+        The affine map x = m + L u in whose coordinates u the family is trained, found from scores alone. "laplace"
+        uses a mode and the curvature there; "bam" then fits a Gaussian by batch and match. "auto" searches for modes
+        and uses the mean and covariance of points near the target, by importance sampling or short chains around each
+        mode (the pilot). Beyond 1,000 features ("auto" beyond 4,000) all of these use the curvature at the mode, as a
+        diagonal and a few directions. "diagonal", for many parameters and for posteriors far from any Gaussian, takes
+        one scale per coordinate from long chains that start at each row of `init`. `skksivi.parameters.Pilot` says
+        how much "auto" and "diagonal" may spend, and sets the weight of the moment penalty. A pair (m, L) of a vector
+        and a lower triangular matrix is used as it is; None trains in x, as in the paper. Up to 200 features and
+        without minibatches, a Gaussian is first fitted by batch and match from "laplace", "bam" or a pair, and its
+        coordinates replace them if the target has one mode nearby; the mean of the fit is corrected at the end.
+    init : array-like of shape (n_features,) or (k, n_features), default=None
+        Where the search for modes starts; only whiten="auto" and "diagonal" use more than the first row. None means
+        the origin and, with whiten="auto", points scattered around it on scales from 1 to 100. With "diagonal",
+        chains start at the rows themselves or, for a single row, around the mode found from it.
     latent_dim : int, default=None
         Dimension of z; None means the dimension of x, but at most 100 with normal mixing.
     hidden_layer_sizes : int, sequence of int, Network or "auto", default="auto"
@@ -87,21 +107,17 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         whiten="diagonal", in units of :math:`1/\sqrt{E s_i^2}`, the conditional width of a coordinate given the
         others. "auto" is 0.8 for the discrepancy, whose gradient has the noise of :math:`\xi / \sigma`, 0.25 along
         the path and with "diagonal".
-    whiten : {"auto", "bam", "laplace", "diagonal"}, Pilot, (m, L) or None, default="auto"
-        The affine map x = m + L u in whose coordinates u the family is trained, found from scores alone. "laplace"
-        uses a mode and the curvature there; "bam" then fits a Gaussian by batch and match. "auto" searches for modes
-        and uses the mean and covariance of points near the target, by importance sampling or short chains around each
-        mode (the pilot). Beyond 1,000 features ("auto" beyond 4,000) all of these use the curvature at the mode, as a
-        diagonal and a few directions. "diagonal", for many parameters and for posteriors far from any Gaussian, takes
-        one scale per coordinate from long chains that start at each row of `init`. `skksivi.parameters.Pilot` says
-        how much "auto" and "diagonal" may spend, and sets the weight of the moment penalty. A pair (m, L) of a vector
-        and a lower triangular matrix is used as it is; None trains in x, as in the paper. Up to 200 features and
-        without minibatches, a Gaussian is first fitted by batch and match from "laplace", "bam" or a pair, and its
-        coordinates replace them if the target has one mode nearby; the mean of the fit is corrected at the end.
-    init : array-like of shape (n_features,) or (k, n_features), default=None
-        Where the search for modes starts; only whiten="auto" and "diagonal" use more than the first row. None means
-        the origin and, with whiten="auto", points scattered around it on scales from 1 to 100. With "diagonal",
-        chains start at the rows themselves or, for a single row, around the mode found from it.
+    kernel : {"auto", "gaussian", "imq", "laplace", "riesz"} or Kernel, default="auto"
+        The kernel k, by name or as an object of `skksivi.kernels`; "auto" is "gaussian".
+    bandwidth : float, "median", "auto" or None, default="auto"
+        Width of the kernel in whitened units. Along the path, if `kernel` is a name, "auto" is 0.35 times the
+        root of the summed variances of the draws. Otherwise, and with None, `kernel` sets its own width, by default
+        by the median heuristic, as in the paper.
+    gradient_estimator : {"auto", "u-statistic", "vanilla"}, default="auto"
+        How "ksivi" estimates the discrepancy: "u-statistic", which is "auto", with all pairs within one batch
+        (Algorithm 2), "vanilla" with the pairs between two batches (Algorithm 1), which takes twice as many draws and
+        score evaluations per iteration. With minibatches of the data, both use all pairs between two halves of the
+        batch.
     batch_size : int or "auto", default="auto"
         The N of the estimator, at least 2; "auto" is 128 for the discrepancy, and 32 along the path, whose local
         averages are over the draws of the last 20 iterations.
@@ -225,22 +241,6 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     Cheng, Z., Yu, L., Xie, T., Zhang, S. and Zhang, C. (2024). Kernel semi-implicit variational inference.
     https://arxiv.org/abs/2405.18997
-
-    Examples
-    --------
-    >>> from skksivi import KSIVIApproximator
-    >>> def score_fn(x):  # the gradient of log N(x; (1, 2), I)
-    ...     return x.new_tensor([1.0, 2.0]) - x
-    >>> q = KSIVIApproximator(method="ksivi", max_iter=500, random_state=0).fit(score_fn, n_features=2)
-    >>> q.fitted_by_, q.n_iter_
-    ('kernel Stein discrepancy', 500)
-    >>> q.sample(10_000).mean(axis=0).round(1)
-    array([1., 2.], dtype=float32)
-
-    Without `method` this fit has nothing to learn: its start, found from fewer calls of the score, is exact.
-
-    >>> KSIVIApproximator(random_state=0).fit(score_fn, n_features=2)
-    KSIVIApproximator(random_state=0)  # fitted by importance sampling
     """
 
     _parameter_constraints: ClassVar[Constraints] = {

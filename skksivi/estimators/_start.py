@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from skksivi._utils.arrays import as_array, resolve_device
+from skksivi._utils.log import LOGGER
 from skksivi.base import BaseApproximator, learn
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._whitening import MATCHED, Whitening, starting_points
@@ -33,8 +33,6 @@ from skksivi.start import find_whitening
 from skksivi.stein._estimators import Memory
 from skksivi.training._guard import MomentPenalty
 from skksivi.training._run import Fit, Run
-
-LOGGER = logging.getLogger("skksivi")
 
 #: The most calls of a fit that is frugal.
 FRUGAL_CALLS = 1000

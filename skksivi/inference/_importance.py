@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +13,7 @@ import torch
 
 from skksivi._utils.arrays import RandomState, as_array, make_seed, resolve_device
 from skksivi._utils.checks import check_integer, check_number, warn_caller
+from skksivi._utils.log import LONG_WAIT, tell
 from skksivi.base import BaseApproximator, check_finite, check_fit, without_density
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import SHARE, DefensiveMixture, Refined, knows_density
@@ -25,9 +25,7 @@ from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._tally import BudgetError, Tally
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
-from skksivi.training._run import LONG_WAIT, ordinary_mode
-
-LOGGER = logging.getLogger("skksivi")
+from skksivi.training._run import ordinary_mode
 
 #: Weighted draws of a fit that has kept none, those that are added at a time, and the most that `within` may take.
 N_DRAWS, N_ADDED, MOST_DRAWS = 2000, 2048, 2**17
@@ -155,9 +153,8 @@ def _tell(n_calls: float, tally: Tally) -> None:
     """Say what further draws cost, if they take long."""
     seconds = n_calls * tally.seconds_per_call
     if seconds > LONG_WAIT:
-        level = logging.INFO if LOGGER.hasHandlers() else logging.WARNING
         line = "Further weighted draws take up to %s score calls, at %.2g s each, %s s in all."
-        LOGGER.log(level, line, f"{n_calls:,.0f}", tally.seconds_per_call, f"{seconds:,.0f}")
+        tell(line, f"{n_calls:,.0f}", tally.seconds_per_call, f"{seconds:,.0f}")
 
 
 def _se_of_means(draws: WeightedDraws) -> float:

@@ -182,7 +182,7 @@ def summary(
         Fitted. A predictor knows its target; the rows are then its parameters in the units of the data.
     target : Target or callable, default=None
         What it was fitted to, or its score function. If it has `constrain`, the rows are parameters of the model,
-        with names such as "b[0]" or "b[1,2]"; otherwise coordinates, with the `names` of the target or as "x[0]".
+        with names such as "b[0]" or "b[1, 2]"; otherwise coordinates, with the `names` of the target or as "x[0]".
         None takes the draws that the fit has kept.
     quantiles : sequence of float, default=(0.05, 0.5, 0.95)
         Their levels, rising, strictly between 0 and 1.

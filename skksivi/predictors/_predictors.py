@@ -397,7 +397,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         if self._n_units is None:
             return ["intercept", *features, *precisions]
         units = range(self._n_units)
-        weights = [*(f"W[{name},{k}]" for name in features for k in units), *(f"b_1[{k}]" for k in units)]
+        weights = [*(f"W[{name}, {k}]" for name in features for k in units), *(f"b_1[{k}]" for k in units)]
         names = [*weights, *(f"w[{k}]" for k in units), "b_2"]
         return names + precisions[-(self.target_.n_features - len(names)) :]
 
@@ -715,7 +715,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         X, y, w = X[w > 0], y[w > 0], w[w > 0]
         self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
-            raise ValueError(f"`y` must have two classes at least, got one class: {self.classes_[0]!r}.")
+            raise ValueError(f"`y` must have two classes at least, got one class: {self.classes_.tolist()[0]!r}.")
         self._X_mean, self._X_scale = location_and_scale(X, w)
         given = self.class_weight
         if isinstance(given, dict) and not all(isinstance(v, Real) and 0 <= v < math.inf for v in given.values()):

@@ -275,7 +275,7 @@ class Score:
                     f"`constrain` of `target` returned shape {a.shape} for {name!r}, expected {len(X)} rows as `X` "
                     "has."
                 )
-            names += [f"{name}[{','.join(map(str, at))}]" if at else name for at in np.ndindex(a.shape[1:])]
+            names += [f"{name}{list(at) or ''}" for at in np.ndindex(a.shape[1:])]
             columns.append(a.reshape(len(X), -1))
         return names, np.concatenate(columns, 1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, MutableMapping
@@ -14,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-LOGGER = logging.getLogger("skksivi")
+from skksivi._utils.log import LOGGER
 
 T = TypeVar("T")
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from skksivi.targets._base import check_hyperprior as check_hyperprior
     from skksivi.targets._base import from_rows as from_rows
     from skksivi.targets._constrained import NamedTarget as NamedTarget
+    from skksivi.targets._constrained import Shares as Shares
     from skksivi.targets._constrained import constrained as constrained
+    from skksivi.targets._constrained import coordinate_name as coordinate_name
     from skksivi.targets._constrained import coordinate_names as coordinate_names
     from skksivi.targets._constrained import from_log_prob as from_log_prob
     from skksivi.targets._constrained import from_score_fn as from_score_fn
@@ -40,7 +42,10 @@ else:
         {
             ".score": ["remembered"],
             "_base": ["Target", "check_hyperprior", "from_rows"],
-            "_constrained": ["NamedTarget", "constrained", "coordinate_names", "from_log_prob", "from_score_fn"],
+            "_constrained": [
+                "NamedTarget", "Shares", "constrained", "coordinate_name", "coordinate_names", "from_log_prob",
+                "from_score_fn",
+            ],
             ".bridges": ["from_bridgestan", "from_jax", "from_numpyro", "from_pymc"],
             "_linear": ["BayesianLinearRegression", "BayesianLogisticRegression", "BayesianMultinomialRegression"],
             "_minibatches": ["Minibatches"],
@@ -51,5 +56,8 @@ else:
                 "StudentT", "XShaped",
             ],
         },
-        ["NamedTarget", "check_hyperprior", "coordinate_names", "log_normal_mixture", "outputs_of_networks"],
+        [
+            "NamedTarget", "Shares", "check_hyperprior", "coordinate_name", "coordinate_names",
+            "log_normal_mixture", "outputs_of_networks",
+        ],
     )  # fmt: skip

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 from torch import Tensor
 from torch.distributions import StickBreakingTransform, Transform, biject_to, constraints
+from torch.nn.functional import logsigmoid, pad
 
 from skksivi._utils.arrays import as_array, as_tensor, without_graph
 from skksivi._utils.checks import bridge_of, check_integer, shown
@@ -303,6 +304,40 @@ class Ordered(Transform):
         return x[..., self.n_plain :].sum(-1)
 
 
+class Shares(StickBreakingTransform):
+    r"""Shares of one by breaking a stick, whose coordinates u have tails like a normal density's.
+
+    With concentrations below one the logits l of what is broken off have tails :math:`e^{-a |l|}`. Coordinates by
+    :math:`l = u \sqrt{1 + u^2 / 4}` are linear near zero, and their tails :math:`e^{-a u^2 / 2}`. They are formed in
+    logarithms, so that shares far below the precision of one are told apart.
+    """
+
+    def _call(self, x: Tensor) -> Tensor:
+        return self.logarithms(x)[0].exp().clamp_min(torch.finfo(x.dtype).tiny)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        rest = y.flip(-1).cumsum(-1).flip(-1)[..., 1:]
+        logits = y[..., :-1].log() - rest.log() + self._even(rest)
+        return logits * (2 / (1 + (1 + logits.square()).sqrt())).sqrt()
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the sum of the logarithms of the slopes of what is broken off, times what was there."""
+        return self.logarithms(x)[1]
+
+    def logarithms(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logarithms of the shares (..., k) and of the Jacobian (...) at coordinates x (..., k - 1)."""
+        square = x.square() / 4
+        logits = x * (1 + square).sqrt() - self._even(x)
+        broken, rest = logsigmoid(logits), logsigmoid(-logits)
+        shares = pad(broken, (0, 1)) + pad(rest.cumsum(-1), (1, 0))
+        slope = (1 + 2 * square).log() - torch.log1p(square) / 2
+        return shares, (shares[..., :-1] + rest + slope).sum(-1)
+
+    def _even(self, x: Tensor) -> Tensor:
+        """Return the logits of even shares, with the other sign, which are zero in the coordinates."""
+        return torch.arange(x.shape[-1], 0, -1, device=x.device).to(x).log()
+
+
 class Cholesky(Transform):
     """Lower triangular matrices with a positive diagonal, from their rows with the logarithm of the diagonal."""
 
@@ -347,7 +382,7 @@ SUPPORTS: dict[str, tuple[int, int, Callable[..., Transform]]] = {
     "above": (1, 0, lambda low: biject_to(constraints.greater_than(low))),
     "below": (1, 0, lambda high: biject_to(constraints.less_than(high))),
     "interval": (2, 0, lambda low, high: biject_to(constraints.interval(low, high))),
-    "simplex": (0, 1, lambda: biject_to(constraints.simplex)),
+    "simplex": (0, 1, Shares),
     "ordered": (0, 1, lambda: Ordered(is_positive=False)),
     "positive ordered": (0, 1, lambda: Ordered(is_positive=True)),
     "cholesky": (0, 2, Cholesky),

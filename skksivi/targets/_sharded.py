@@ -9,9 +9,10 @@ import textwrap
 import time
 import zlib
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +21,9 @@ from torch import Tensor
 
 from skksivi._utils import __version__
 from skksivi._utils.arrays import as_array, as_tensor
-from skksivi.targets._base import Summed, Target, log_prob_of, numbers_of, prior_of
+from skksivi.targets._base import ALL_CLASSES, Summed, Target, log_prob_of, numbers_of, prior_of
+
+T = TypeVar("T")
 
 #: Numbers of the first message; some of them show whether all ranks ask for the same: messages of other lengths than
 #: the others expect would end a process. What does not fit follows in a second.
@@ -258,7 +261,7 @@ class Sharded(Summed):
     ----------
     target_of_rows : Target or callable
         The target of the rows of this rank; or a function of the rank and the number of ranks that makes it, whose
-        errors are raised in all ranks.
+        errors are raised in all ranks. Of labels some ranks may lack a class where a function makes their targets.
     prior : Target, default=None
         The :math:`p_0` that is in the target of each rank, to be counted once. By default
         ``target.subset(rows)`` without rows, which `BayesianLogisticRegression` and `BayesianMultinomialRegression`
@@ -317,22 +320,42 @@ class Sharded(Summed):
     ) -> None:
         self._ranks = Ranks(group)
         self.rank, self.n_ranks, self.traffic = self._ranks.rank, self._ranks.size, self._ranks.traffic
+        self._is_told = False
         try:
-            self._shard, own = made_shard(target_of_rows, prior, self.rank, self.n_ranks)
+            self._shard, own = copy_context().run(self._made, target_of_rows, prior, self.rank, self.n_ranks)
         except Exception as error:
-            self._ranks.gather(f"{type(error).__name__}: {error}")
+            if not self._is_told:
+                self._ranks.gather(f"{type(error).__name__}: {error}")
             raise
-        found = self._ranks.gather(own)
-        for k, facts in enumerate(found):
-            if isinstance(facts, str):
-                raise ValueError(f"`target_of_rows` has failed on rank {k}. {facts}")
-        check_equal(found, "rank")
+        check_equal(self._gathered(own), "rank")
         if hasattr(self.target, "minibatch"):
             self.n_rows = sum(self._ranks.gather(self.target.n_rows))
             self.batch_size = self.n_ranks * self.target.batch_size
         self.n_features = self.target.n_features
         self.products = getattr(self.target, "products", "auto")
         self.names = getattr(self.target, "names", None)
+
+    def _made(self, *given: Any) -> tuple[Shard, dict[str, object]]:  # noqa: ANN401
+        ALL_CLASSES.set(lambda classes, _: np.unique(np.concatenate(self._gathered(classes))))
+        return made_shard(*given)
+
+    def _gathered(self, own: T) -> list[T]:
+        """Return what each rank has to tell, which is of one kind.
+
+        Raises
+        ------
+        ValueError
+            A rank has failed, or asks for the classes of all when another does not.
+        """
+        found: list[Any] = self._ranks.gather(own)
+        self._is_told = True
+        for k, other in enumerate(found):
+            if isinstance(other, str):
+                raise ValueError(f"`target_of_rows` has failed on rank {k}. {other}")
+            if type(other) is not type(own):
+                raise ValueError(f"`target_of_rows` makes another kind of target on rank {k} than on {self.rank}.")
+        self._is_told = False
+        return found
 
     @property
     def target(self) -> Any:  # noqa: ANN401

@@ -17,6 +17,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi._utils.arrays import make_generator
+from skksivi._utils.log import LOGGER, LONG_WAIT, is_one_of_many, tell
 from skksivi.coordinates._lines import fault_in_coordinates
 from skksivi.score import Score
 from skksivi.score._probe import trial_points
@@ -26,8 +27,6 @@ from skksivi.training._loop import CHECK_EVERY, Hook, Progress
 
 if TYPE_CHECKING:
     from skksivi.families._samplers import Sampler
-
-LOGGER = logging.getLogger("skksivi")
 
 #: Errors that may end a fit and leave the estimator fitted, in the state that was reached.
 KEEPING = (KeyboardInterrupt, FloatingPointError, BudgetError, ConnectionError, TimeoutError)
@@ -173,8 +172,8 @@ def logged(verbose: int) -> Iterator[None]:
             handler = logging.StreamHandler()
             LOGGER.addHandler(handler)
             undo.callback(LOGGER.removeHandler, handler)
-        level = logging.INFO if verbose == 1 else logging.DEBUG
-        if verbose > 0 and not LOGGER.isEnabledFor(level):
+        level = {-1: logging.ERROR, 1: logging.INFO}.get(verbose, logging.DEBUG)
+        if verbose < 0 or (verbose > 0 and not LOGGER.isEnabledFor(level)):
             undo.callback(LOGGER.setLevel, LOGGER.level)
             LOGGER.setLevel(level)
         yield
@@ -192,11 +191,8 @@ def ordinary_mode(device: torch.device) -> Iterator[None]:
         yield
 
 
-#: Seconds of a fit until its price is told, and between two lines of one stage.
-LONG_WAIT, SECONDS_BETWEEN = 5.0, 10.0
-
-#: Modules on the stack of a fit that is one of many: of a search, a cross-validation or a worker.
-OF_MANY = ("joblib._dask", "joblib.parallel", "sklearn.model_selection")
+#: Seconds between two lines of one stage.
+SECONDS_BETWEEN = 10.0
 
 #: Takes the place of a bar where there is none.
 NO_BAR: Any = SimpleNamespace(n=0, update=lambda _: None, close=lambda: None)
@@ -289,14 +285,14 @@ class Reporter:
         most = min(usual, limit or usual)
         in_all, words = seconds * most / so_far, "Most fits take up to" if most == usual else "The budget ends at"
         self._due = max(60.0, in_all)
-        if _is_one_of_many():
+        if is_one_of_many():
             return
         line = (
             f"The fit has taken {seconds:.0f} s so far and is at: {self._stage or 'fit'}. The score was evaluated "
             f"at {so_far:,} points, {seconds / so_far:.2g} s each. {words} {most:,}, which would "
             f"be {in_all:,.0f} s in all."
         )
-        LOGGER.log(logging.INFO if LOGGER.hasHandlers() else logging.WARNING, "%s%s", line, self._advice())
+        tell("%s%s", line, self._advice())
 
     def _advice(self) -> str:
         n_rows = getattr(self.target, "n_rows", None)
@@ -317,13 +313,3 @@ def _bar(stage: str, length: int, unit: str) -> Any:  # noqa: ANN401
 def _is_watched() -> bool:
     """Tell whether the standard error is a terminal, or the cell of a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
-
-
-def _is_one_of_many() -> bool:
-    """Tell whether a search, a cross-validation or a worker makes the fit."""
-    frame = sys._getframe()  # noqa: SLF001
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if str(frame.f_globals.get("__name__")).startswith(OF_MANY):
-            return True
-    return False

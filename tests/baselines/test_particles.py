@@ -200,14 +200,6 @@ def test_energy_and_gradient_are_those_of_the_definition(name, d):
     torch.testing.assert_close(actual, gradient, rtol=1e-9, atol=1e-11)
 
 
-def test_a_constant_in_log_p_shifts_the_energy_alone():
-    x, log_p, s = normal(5, 2), normal(5, seed=1), normal(5, 2, seed=2)
-    value, gradient = mied_gradient(x, log_p, s, MOLLIFIERS["riesz"], 1e-4)
-    shifted, same = mied_gradient(x, log_p + 800, s, MOLLIFIERS["riesz"], 1e-4)
-    torch.testing.assert_close(shifted, value - 800)
-    torch.testing.assert_close(same, gradient)
-
-
 # Log-densities from scores
 
 

@@ -304,13 +304,6 @@ def test_class_moments_are_those_of_the_mixture():
         assert np.abs((of_class.var(0) - expected) / (expected * np.sqrt(2 / n))).max() < 4
 
 
-def test_the_generator_is_seeded_and_checked():
-    for a, b in zip(make_waveform(10, random_state=3), make_waveform(10, random_state=3), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert make_waveform(0)[0].shape == (0, 21)
-    refused(ValueError, "n_samples", lambda: make_waveform(-1))
-
-
 def test_the_benchmark_set_is_the_papers():
     bunch, (X, y) = load_waveform(), load_waveform(return_X_y=True)
     np.testing.assert_array_equal(np.column_stack([bunch.data, bunch.target]), np.column_stack([X, y]))

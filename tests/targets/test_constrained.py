@@ -76,6 +76,19 @@ def test_the_density_is_that_of_the_change_of_variables(case):
         torch.testing.assert_close(target.log_prob(x[None])[0], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_sparse_shares_are_exact():
+    """The sum of the shares before the last is one to the last bit, and some are below 1e-30."""
+    a = torch.tensor([0.1, 0.1, 2.1, 0.1, 0.1], dtype=torch.float64)
+    target = constrained(lambda p: ((a.to(p) - 1) * p.log()).sum(1), {"p": ("simplex", 5)})
+    X = 8 * normal(20, 4).numpy()
+    np.testing.assert_allclose(target.unconstrain(target.constrain(X)), X, rtol=1e-9)
+    q = skksivi.KSIVIApproximator(random_state=0).fit(target)
+    found, law = target.constrain(q.sample(20_000))["p"], dist.Dirichlet(a)
+    np.testing.assert_allclose(found.std(0), law.stddev, rtol=0.05)
+    np.testing.assert_allclose(found.mean(0), law.mean, atol=0.05 * law.stddev.min().item())
+    assert q.n_score_calls_ < 5000
+
+
 @every("support", OTHERS)
 def test_the_volume_is_that_of_autograd(support):
     target = constrained(lambda theta: theta.flatten(1).sum(1), {"theta": support})

@@ -136,15 +136,6 @@ def test_type_follows_the_input_and_single_agrees_with_double(target, dtype):
 
 
 @every_target
-def test_half_precision_comes_back_as_such(target):
-    x = points(target, torch.bfloat16) / 4
-    assert target.log_prob(x).dtype == target.score_fn(x).dtype == torch.bfloat16
-    expected = target.score_fn(x.double())
-    error = (target.score_fn(x).double() - expected).norm() / expected.norm()
-    assert error < 0.1  # a bfloat16 has eight bits
-
-
-@every_target
 def test_moving_leaves_the_original_alone_and_other_processes_get_the_same(target):
     x = points(target)
     before = target.score_fn(x)

@@ -190,6 +190,21 @@ class BernoulliGLM(Model):
         return importance_draws(self, y, n, rng)
 
 
+class LogisticRegression(BernoulliGLM):
+    """Forty binary outcomes, an intercept and nine standard normal columns, standard normal coefficients."""
+
+    def __init__(self):
+        self.V = np.column_stack([np.ones(40), np.random.RandomState(0).normal(size=(40, 9))])
+        self.root, self.precision, self.design = np.eye(10), torch.eye(10, dtype=F64), torch.from_numpy(self.V)
+
+    def pairs(self, n, rng):
+        X = self.prior(n, rng)
+        return X, self.simulate(X, rng)
+
+    def score_at(self, x, y):
+        return self.score_fn(x, y.to(x).expand(len(x), -1))
+
+
 class SLCP(Box):
     """Four points of a normal distribution in two dimensions, whose mean and covariance have uniform priors."""
 

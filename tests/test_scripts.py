@@ -230,7 +230,7 @@ def test_the_readme_is_short_and_names_what_ci_runs_and_no_command_with_a_placeh
 BY_NAME = "comparison convergence costs intervals defaults diagnose growth regression speed toys training criteria"
 OF_SUITES = "suites_bounds suites_calls suites_distances suites_moments suites_seconds"
 TABLES = {f"{name}.py --show {name}.json": [name] for name in BY_NAME.split()} | {
-    "amortized.py --show amortized.json": ["amortized", "amortized_calibration", "amortized_single"],
+    "amortized.py --show amortized.json": ["amortized", "amortized_calibration", "amortized_many", "amortized_single"],
     "frontier.py --show frontier.json": ["frontier_made_by", "frontier_methods", "frontier_posteriors"],
     "shapes.py --show shapes.json": ["catalogue", "directions", "shapes"],
     "suites.py --show suites.json": OF_SUITES.split(),

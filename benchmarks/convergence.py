@@ -4,9 +4,9 @@ python benchmarks/convergence.py [--seeds 1] [--methods ...] [--out FILE.json]
 python benchmarks/convergence.py --show benchmarks/convergence.json --manual doc      the figure of the manual
 
 Each point is a fit of its own that ends there. All but the last method have `paper_settings(name, method=...)` and
-start at N(0, I); the last is `method="ksivi"`, whose calls include its start. The distance is the sliced Wasserstein
+no coordinates; the last is `method="ksivi"`, whose calls include its start. The distance is the sliced Wasserstein
 distance of draws from as many reference draws: 10,000, of the waveform 1,000 as in the paper's tables. The
-lines of UIVI and SIVISM, whose iterations take fifteen and six times the seconds of SIVI, end earlier.
+lines of UIVI and SIVISM, whose iterations take some twelve and four times the seconds of SIVI, end earlier.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ def table(rows):
 
 
 def draw(rows):
-    figure, axes = plt.subplots(2, 3, figsize=(9.6, 5.6), sharey="col", layout="constrained")
+    figure, axes = plt.subplots(2, 3, figsize=(9.6, 5.6), sharey=True, layout="constrained")
     for column, name in zip(axes.T, CASES, strict=True):
         for method in dict.fromkeys(row["method"] for row in rows):
             (colour, marker), (n_iter, calls, w2) = METHODS[method], zip(*points(rows, name, method), strict=True)
             for ax, x in zip(column, (n_iter, calls), strict=True):
                 ax.plot(x, w2, marker=marker, ms=8 if method == OWN else 4, color=colour, label=method)
         for ax in column:
-            ax.set(xscale="log", yscale="log")
+            ax.set(xscale="log", yscale="log", ylim=(0.02, 2))
             ax.axhline(floor(rows, name), color="k", ls=":", lw=1)
             ax.spines[["top", "right"]].set_visible(False)
         column[0].set(title=name.capitalize(), xlabel="iterations")

@@ -49,7 +49,7 @@ METHODS = {
 #: The initial sigmas and the powers of the normalised kernel that were tried, from two of the starts.
 POWERS = {f"KSD, power 1/{n}": 1 / n for n in (8, 4, 2)}
 VARIANTS = {f"KSD, sigma {s}": {"method": "ksivi", "initial_scale": s} for s in (0.4, 0.8, 0.99)}
-VARIANTS |= dict.fromkeys(POWERS, {"method": "ksivi"})
+VARIANTS |= {name: {"method": "ksivi"} for name in POWERS}
 METHODS |= VARIANTS
 
 

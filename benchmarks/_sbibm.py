@@ -44,6 +44,11 @@ class Model(ABC):
             x = x if x.requires_grad else x.detach().requires_grad_()
             return torch.autograd.grad(self.log_prob(x, y).sum(), x, create_graph=True)[0]
 
+    def target(self, y):
+        """Return the posterior given the features y (c,)."""
+        y = torch.as_tensor(y, dtype=F64)
+        return from_log_prob(lambda x: self.log_prob(x, y.to(x).expand(len(x), -1)), n_features=self.n_features)
+
     def reference(self, y, n, rng, x):
         """Draw n parameters given the features y (c,), which the parameters x (d,) have made."""
         return evolved_draws(self, y, x, n, rng)
@@ -51,9 +56,7 @@ class Model(ABC):
 
 def importance_draws(model, y, n, rng):
     """Return draws by the importance weights of those of the Gaussian at the mode, with tails."""
-    y = torch.as_tensor(y, dtype=F64)
-    target = from_log_prob(lambda x: model.log_prob(x, y.expand(len(x), -1)), n_features=model.n_features)
-    seed = rng.randint(2**31)
+    target, seed = model.target(y), rng.randint(2**31)
     fit = Laplace(random_state=seed).fit(target)
     sample = importance_sample(fit, target, n_samples=60_000, random_state=seed)
     weights = sample.weights / sample.weights.sum()
@@ -188,6 +191,18 @@ class BernoulliGLM(Model):
 
     def reference(self, y, n, rng, x):
         return importance_draws(self, y, n, rng)
+
+
+class LogisticRegression(BernoulliGLM):
+    """Forty binary outcomes, an intercept and nine standard normal columns, standard normal coefficients."""
+
+    def __init__(self):
+        self.V = np.column_stack([np.ones(40), np.random.RandomState(0).normal(size=(40, 9))])
+        self.root, self.precision, self.design = np.eye(10), torch.eye(10, dtype=F64), torch.from_numpy(self.V)
+
+    def pairs(self, n, rng):
+        X = self.prior(n, rng)
+        return X, self.simulate(X, rng)
 
 
 class SLCP(Box):

@@ -1,13 +1,16 @@
 """One fit for many data sets, from scores, against neural posterior estimation from simulations.
 
-python benchmarks/amortized.py [--parts c2st sbc single] [--models ...] [--calls 1000 10000 100000]
+python benchmarks/amortized.py [--parts c2st sbc single many] [--models ...] [--calls 1000 10000 100000]
                                [--methods AmortizedKSIVI NPE] [--out FILE.json] [--quick] [--show] [--manual FOLDER]
 
 "c2st": on the seven models of `_sbibm`, the accuracy of a classifier that is to tell draws from those of a reference,
 by 10 data sets: multilayer perceptrons with two hidden layers of 10 d units, five folds, 1,000 draws each, as in the
 study of Lueckmann et al. A method may take so many calls: of NPE simulations, of AmortizedKSIVI simulations, scores
 and products with their Jacobian together. "sbc": the ranks of 1,000 parameters among draws of one fit. "single": one
-fit against default fits to each of 50 data sets, before and after refinement.
+fit against default fits to each of 50 data sets, before and after refinement. "many": 100 logistic regressions with
+40 rows and ten coefficients, of one fit to 1,000 others without and with the coefficients that made them, of Laplace
+approximations and of default fits. "Layer" rows are of commit 3abea2f, whose last stage trained a semi-implicit layer
+along the path gradient, after that stage and before it.
 
 NPE is that of the package sbi with its defaults, a masked autoregressive flow.
 """
@@ -22,11 +25,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from _harness import command, of, results, rst, show_tables
-from _sbibm import MODELS
+from _sbibm import MODELS, LogisticRegression
 from sklearn.model_selection import cross_val_score
 from sklearn.neural_network import MLPClassifier
 
 from skksivi import AmortizedKSIVI, KSIVIApproximator
+from skksivi.baselines import Laplace
 from skksivi.calibration import Calibration
 from skksivi.metrics import sliced_wasserstein
 
@@ -181,6 +185,28 @@ def one_data_set(model, est, x, y, n_draws, rng):
     }
 
 
+def many(_, method, calls, quick):
+    """Return the mean distance from a reference over data sets, and what all their fits cost together."""
+    model, n = LogisticRegression(), 2 if quick else 10 if "default" in method else N_MANY
+    rng, others = np.random.RandomState(1), np.random.RandomState(100)
+    X, (A, Y) = model.prior(N_MANY, rng), model.pairs(1000, others)
+    observed = model.simulate(X, rng)[:n]
+    truth = [model.reference(y, 2 * N_DRAWS, rng, x) for x, y in zip(X, observed, strict=False)]
+    start = time.process_time()
+    if method in GIVEN:
+        est = AmortizedKSIVI(max_score_calls=calls, random_state=0, dtype="float64")
+        quietly(est.fit, model.score_fn, Y, A if GIVEN[method] else None, n_features=10)
+        draws, spent = est.sample(N_DRAWS, observed, random_state=0), est.n_score_calls_ + est.n_products_
+    else:
+        fits = [quietly(EACH[method](random_state=0).fit, model.target(y)) for y in observed]
+        draws, spent = [q.sample(N_DRAWS) for q in fits], sum(q.n_score_calls_ + q.n_products_ for q in fits)
+    seconds = time.process_time() - start
+    halves = [(T[:N_DRAWS], T[N_DRAWS:]) for T in truth]
+    distances = [standardised_w2(D, T, T) for D, (T, _) in zip(draws, halves, strict=True)]
+    floors = [standardised_w2(other, T, T) for T, other in halves]
+    return {"w2": np.mean(distances), "floor": np.mean(floors), "n": n, "spent": spent, "seconds": seconds}
+
+
 def quietly(function, *args, **options):
     """Call a function whose warnings are no news here."""
     with warnings.catch_warnings():
@@ -188,7 +214,11 @@ def quietly(function, *args, **options):
         return function(*args, **options)
 
 
-PARTS = {"c2st": compare, "sbc": ranks, "single": single}
+PARTS = {"c2st": compare, "sbc": ranks, "single": single, "many": many}
+#: Of `many`: whether a fit is given coefficients, and what is fitted to each data set.
+GIVEN = {"data sets alone": False, "with coefficients": True}
+EACH = {"Laplace, each": Laplace, "defaults, each": KSIVIApproximator}
+BUDGETS, N_MANY = (25_000, 50_000, 100_000), 100
 
 
 def run(case, method, calls, quick):
@@ -235,6 +265,18 @@ def single_table(rows):
     return rst(heads, lines)
 
 
+def many_table(rows):
+    """Return distances, calls and seconds by what is given and by the budget."""
+    own, lines = [row for row in rows if "floor" in row and "spent" in row and row["case"].startswith("many")], []
+    for row in sorted(own, key=lambda row: (row["method"] in EACH, row["method"], row["seed"])):
+        budget, per = f"{row['seed']:,}" if row["seed"] else "", 100 / row["n"]
+        lines.append(
+            (row["method"], budget, f"{row['w2']:.3f}", f"{per * row['spent']:,.0f}", f"{per * row['seconds']:.0f}")
+        )
+    lines.append(("exact draws", "", *(f"{row['floor']:.3f}" for row in own[:1]), "", ""))
+    return rst(("Fit", "Calls allowed", "Distance", "Calls", "Seconds"), lines)
+
+
 def main():
     parser = command(__doc__, parts=PARTS, models=MODELS, methods=METHODS)
     parser.add_argument("--calls", nargs="+", type=int, default=[1000, 10_000, 100_000])
@@ -246,11 +288,16 @@ def main():
         jobs += [(case, method, calls) for calls in args.calls for case in args.models for method in args.methods]
     for part in {"sbc", "single"} & set(args.parts):
         jobs += [(f"{part}: {case}", "AmortizedKSIVI", max(args.calls)) for case in args.models]
+    if "many" in args.parts:
+        case = "many: logistic regression"
+        jobs += [(case, method, calls) for calls in ((1500,) if args.quick else BUDGETS) for method in GIVEN]
+        jobs += [(case, method, 0) for method in EACH]
     rows = results(args, jobs, partial(run, quick=args.quick))["rows"]
     tables = {
         "amortized": c2st_table(rows),
         "amortized_calibration": sbc_table(rows),
         "amortized_single": single_table(rows),
+        "amortized_many": many_table(rows),
     }
     show_tables(args, tables)
 

@@ -2,6 +2,7 @@
 
 python benchmarks/training.py [--names ...] [--methods ...] [--seeds 3] [--jobs 2] [--out FILE.json]
 python benchmarks/training.py --show benchmarks/training.json --manual doc      the table of the manual
+python benchmarks/training.py --show benchmarks/training_variants.json      sigmas and powers that were tried
 
 A start is a Gaussian N(m, L L^T), given as `whiten`: of the moments of the reference draws, with each whitened
 coordinate shifted by one standard deviation, twice or half as wide; or of the moments of 100 reference draws, shrunk
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ from reference import reference
 from sklearn.covariance import ledoit_wolf
 
 from skksivi import KSIVIApproximator, paper_settings
+from skksivi.estimators import _ksd
 
 #: Of 2 to 100 features: skewed, correlated, of two modes, hierarchies.
 NAMES = (
@@ -43,6 +46,26 @@ METHODS = {
     "coordinates alone": {"method": "path", "max_iter": 1},
     "the paper's settings": paper_settings("waveform-u-statistic"),
 }
+#: The initial sigmas and the powers of the normalised kernel that were tried, from two of the starts.
+POWERS = {f"KSD, power 1/{n}": 1 / n for n in (8, 4, 2)}
+VARIANTS = {f"KSD, sigma {s}": {"method": "ksivi", "initial_scale": s} for s in (0.4, 0.8, 0.99)}
+VARIANTS |= {name: {"method": "ksivi"} for name in POWERS}
+METHODS |= VARIANTS
+
+
+def normalised(power):
+    """Return the U-statistic under k(x, y) (r(x) r(y))^-power, with r the row means of k, which stand still."""
+
+    def value_and_gradients(x, f, kernel, _):
+        x, f = x.detach().requires_grad_(), f.detach().requires_grad_()
+        with torch.enable_grad():
+            k = kernel(x)
+            r = k.detach().mean(1) ** -power
+            terms = k * torch.outer(r, r) * (f @ f.mT)
+            value = (terms.sum() - terms.trace()) / (len(x) * (len(x) - 1))
+            return value.detach(), *torch.autograd.grad(value, (x, f))
+
+    return value_and_gradients
 
 
 def start(kind, R, rng):
@@ -72,7 +95,12 @@ def run(case, method, seed, quick=False):
         m, L = start(kind, R, rng)
     own = {"whiten": (m, L), "mixing": "normal"} | METHODS[method] | ({"max_iter": 20} if quick else {})
     q = KSIVIApproximator(random_state=seed, **own)
-    with watched() as costs, suppress(FloatingPointError):  # the last finite state is kept
+    estimate = normalised(POWERS[method]) if method in POWERS else _ksd.value_and_gradients
+    with (
+        watched() as costs,
+        patch.object(_ksd, "value_and_gradients", estimate),
+        suppress(FloatingPointError),  # the last finite state is kept
+    ):
         q.fit(target)
     return {
         "d": target.n_features,
@@ -129,6 +157,7 @@ def table(rows):
 
 def main():
     parser = command(__doc__, jobs=2, methods=METHODS)
+    parser.set_defaults(methods=[method for method in METHODS if method not in VARIANTS])
     parser.add_argument("--names", nargs="+", choices=POSTERIORS, default=NAMES)
     args = parser.parse_args()
     if not args.show:
@@ -139,7 +168,7 @@ def main():
         for method in args.methods
         for seed in range(args.seeds)
         for name in args.names
-        for kind in ([OWN] if "whiten" in METHODS[method] else STARTS)
+        for kind in ([OWN] if "whiten" in METHODS[method] else STARTS[:: 2 if method in VARIANTS else 1])
     ]
     rows = results(args, jobs, partial(run, quick=args.quick), n_jobs=args.jobs)["rows"]
     show(rows)

@@ -10,7 +10,7 @@ from skksivi.parameters import Adam, Network, Scale
 from skksivi.terms import Entropic
 
 
-def paper_settings(name: str) -> dict[str, Any]:
+def paper_settings(name: str, method: str = "KSIVI") -> dict[str, Any]:
     r"""Return the paper's settings of an experiment, as parameters of an approximator.
 
     ======================== ============================================================== ===================
@@ -38,6 +38,10 @@ def paper_settings(name: str) -> dict[str, Any]:
     ----------
     name : str
         A name from the table. Settings are for `KSIVIApproximator` unless the table names `HKSIVIApproximator`.
+    method : {"KSIVI", "SIVI", "SIVISM", "UIVI", "SVGD"}, default="KSIVI"
+        "KSIVI" stands for both of these; of the rivals in `skksivi.baselines` SIVI, SIVISM and UIVI have the layer,
+        the draws and the iterations of KSIVI, with the betas, rates and critics of the public code. The paper does
+        not run SVGD: here it has as many particles as KSIVI has draws, the Gaussian kernel, and a start at N(0, I).
 
     Returns
     -------
@@ -48,7 +52,7 @@ def paper_settings(name: str) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        There is no such experiment.
+        There is no such experiment, or none of this method.
 
     See Also
     --------
@@ -66,10 +70,33 @@ def paper_settings(name: str) -> dict[str, Any]:
     >>> q = KSIVIApproximator(**paper_settings("banana"))
     >>> q.batch_size, q.max_iter
     (500, 50000)
+
+    A rival on the same target, by the same layer:
+
+    >>> from skksivi.baselines import SIVI
+    >>> q = SIVI(**paper_settings("banana", method="SIVI"))
     """
     if not isinstance(name, str) or name not in PAPER:
         raise ValueError(f"`name` must be one of {sorted(PAPER)}, got {name!r}.")
-    return copy.deepcopy(PAPER[name])
+    if method not in (known := ("KSIVI",) if "n_layers" in PAPER[name] else ("KSIVI", *RIVALS)):
+        raise ValueError(f"`method` must be one of {list(known)} on {name!r}, got {method!r}.")
+    settings = copy.deepcopy(PAPER[name])
+    return settings if method == "KSIVI" else _of_rival(name, method, settings)
+
+
+def _of_rival(name: str, method: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a rival, whose layer is that of KSIVI."""
+    own = copy.deepcopy(RIVALS[method].get(name, RIVALS[method].get("", {})))
+    if method == "SVGD":
+        return own | {"n_particles": settings["batch_size"]}
+    settings |= settings["hidden_layer_sizes"].get_params()
+    settings["optimizer"].set_params(betas=own.pop("betas", (0.9, 0.999)))
+    return {key: value for key, value in settings.items() if key not in _OF_KSIVI} | own
+
+
+def fading(progress: float) -> float:
+    """Return how much of the score the critic of SIVI-SM is given, as in its public code."""
+    return 1.004 ** (-200 * progress)
 
 
 def entropic(progress: float) -> float:
@@ -143,4 +170,25 @@ PAPER: dict[str, dict[str, object]] = {
         "optimizer": Adam(decay=(0.9, 3000), betas=(0.9, 0.999), ema=0.999, max_norm=1.0),
         "terms": (Entropic(1.0),),
     },
+}
+
+#: What KSIVI has, and its rivals lack.
+_OF_KSIVI = ("kernel", "bandwidth", "gradient_estimator", "mixing", "terms", "early_stopping")
+
+
+def _critic(*widths: int, rate: float = 2e-3) -> dict[str, object]:
+    return {"critic_hidden_layer_sizes": widths, "critic_learning_rate": rate, "critic_skip": fading}
+
+
+#: By method and experiment, what differs from the settings of KSIVI; an empty name stands for all others.
+RIVALS: dict[str, dict[str, dict[str, object]]] = {
+    "SIVI": {"diffusion": {"learning_rate": 1e-4}, "student": {"betas": (0.9, 0.99), "annealing": None}},
+    "UIVI": {"diffusion": {"learning_rate": 1e-4}},
+    "SIVISM": {
+        "": {"critic_skip": fading},
+        "waveform": _critic(256, 256, 256) | {"betas": (0.5, 0.99), "scale": Scale(floor=math.exp(-3))},
+        "diffusion": _critic(512, 512, rate=1e-4) | {"learning_rate": 1e-4},
+        "network": _critic(16, 16),
+    },
+    "SVGD": {"": {"kernel": "gaussian", "bandwidth": "median", "whiten": None}},
 }

@@ -19,7 +19,7 @@ from skksivi import AmortizedKSIVI, KSIVIApproximator
 from skksivi.amortized import DeepSets
 from skksivi.amortized._contexts import Laplaces, PairedScore, as_contexts, laplaces, simulated
 from skksivi.amortized._family import Conditional
-from skksivi.amortized._training import LEAST, PATIENCE, Split, Walk, divergence, log_probs, train
+from skksivi.amortized._training import LEAST, PATIENCE, Split, divergence, log_probs, train
 
 CPU = torch.device("cpu")
 F64 = torch.float64
@@ -54,25 +54,18 @@ def score_of_size(x, y):
     return -x - (x.abs() - y) * x.sign() / 0.01
 
 
-def log_gamma_score(x, y):
-    """log p(x | y) = -exp(x - y) + 2 (x - y), the logarithm of a gamma variable: mean 0.423, deviation 0.803, and
-    skewness -0.78. The Gaussian at the mode has mean 0.69 and deviation 0.71.
-    """
-    return 2 - torch.exp(x - y)
-
-
 def mean_score(x, y):
     """Of the mean of normal rows with a standard normal prior."""
     return torch.stack([(rows - at).sum(0) - at for at, rows in zip(x, y, strict=True)])
 
 
-def random_family(d=2, p=3, k=1, *, residual=False):
+def random_family(d=2, p=3, k=1):
     """A family all of whose networks are random."""
     g = generator(1)
-    family = Conditional(d, p, (8,), 0.25, None, g).with_components(k, g).requires_grad_(False)
-    for part, size in ((family.place, 0.3), (family.heads, 0.3), (family.residual if residual else None, 1.0)):
+    family = Conditional(d, p, (8,), None, g).with_components(k, g).requires_grad_(False)
+    for part in (family.place, family.heads):
         for parameter in part.parameters() if part is not None else []:
-            parameter.add_(size * torch.randn(parameter.shape, generator=g, dtype=F64))
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=g, dtype=F64))
     return family
 
 
@@ -83,18 +76,11 @@ def test_the_density_at_a_context_is_that_of_the_layer_there():
     family, g = random_family(k=3), generator()
     h, x = torch.randn(1, 3, generator=g, dtype=F64), torch.randn(50, 2, generator=g, dtype=F64)
     layer = family.at(h, 0, F64)
-    torch.testing.assert_close(layer.log_density(x).value, family.mixture_log_prob(x, h.expand(50, -1)))
-
-
-def test_the_network_at_a_context_is_that_of_both():
-    family, g = random_family(residual=True), generator()
-    h, z = torch.randn(1, 3, generator=g, dtype=F64), torch.randn(20, 2, generator=g, dtype=F64)
-    mean = family.at(h, 0, F64).family.mean(z)
-    torch.testing.assert_close(mean, z + 0.25 * family.residual(torch.cat([z, h.expand(20, -1)], 1)))
+    torch.testing.assert_close(layer.log_density(x).value, family.log_prob(x, h.expand(50, -1)))
 
 
 def test_beyond_fifty_features_the_triangle_is_common():
-    family = Conditional(51, 2, (4,), 0.25, None, generator())
+    family = Conditional(51, 2, (4,), None, generator())
     L = family.places(torch.randn(3, 2, generator=generator(), dtype=F64)).L
     assert (family.triangle.shape, L.shape) == ((51 * 25,), (3, 51, 51))
 
@@ -118,24 +104,6 @@ def test_modes_are_found_where_a_newton_step_goes_too_far():
     found = laplaces(PairedScore(score_fn, 1, y, CPU), y, torch.arange(8), torch.zeros(8, 1, dtype=F64))
     assert len(found.m) == 8
     assert score_fn(found.m, y[found.numbers]).abs().max() < 0.1
-
-
-def test_the_path_gradient_of_a_shift_points_to_the_target():
-    """Of a q that is moved by one standard deviation in each coordinate, on average over 50 iterations."""
-    y = torch.tensor([[k, 0.0] for k in range(4)], dtype=F64)
-    score = PairedScore(lambda x, y: y - x, 2, y, CPU)
-    family = Conditional(2, 2, (8,), 0.25, None, generator())
-    with torch.no_grad():
-        family.place.linear.weight[:2] = torch.eye(2)
-        family.place.linear.bias[:2] = 1.0
-    for parameter in family.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    walk = Walk(family, score, y, torch.arange(4), 4, 64, generator())
-    total = torch.zeros(2, dtype=F64)
-    for _ in range(50):
-        walk()
-        total += family.place.linear.bias.grad[:2] / 50
-    torch.testing.assert_close(total, torch.ones(2, dtype=F64), atol=0.25, rtol=0)
 
 
 # A fit
@@ -237,23 +205,11 @@ def test_parameters_tell_of_modes_that_are_apart():
 
 
 @pytest.mark.slow
-def test_training_follows_what_no_gaussian_can(short_networks):
-    q = fitted(log_gamma_score, np.linspace(-2, 2, 60)[:, None], n_features=1, max_score_calls=100_000)
-    assert q.trained_
-    X = np.concatenate(q.sample(20_000, [[-1.0], [0.0], [1.0]], random_state=0) - [[[-1.0]], [[0.0]], [[1.0]]])[:, 0]
-    skewness = ((X - X.mean()) ** 3).mean() / X.std() ** 3
-    assert abs(X.mean() - 0.4228) < 0.08
-    assert abs(X.std() - 0.803) < 0.08
-    assert skewness < -0.1
-    assert all(c.divergence < 0.1 for c in q.certificates_)
-
-
-@pytest.mark.slow
 def test_modes_without_parameters_are_refined():
     """Without parameters the fit is one Gaussian, whose certificates cannot be computed between the modes; chains
     from its draws reach both.
     """
-    with pytest.warns(ConvergenceWarning, match="No certificate could be computed at 1 held-out contexts"):
+    with pytest.warns(ConvergenceWarning, match="No certificate could be computed at . held-out contexts"):
         q = fitted(score_of_size, np.linspace(1, 2, 60)[:, None], n_features=1, max_score_calls=3000)
     X = q.refine([1.5]).sample(4000, random_state=0)[:, 0]
     assert 0.4 < (X > 0).mean() < 0.6

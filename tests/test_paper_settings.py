@@ -6,8 +6,8 @@ import pytest
 from members import every, refused
 from sklearn.base import clone
 
-from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
-from skksivi._paper import PAPER
+from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines, paper_settings
+from skksivi._paper import PAPER, RIVALS
 from skksivi.annealing import Linear
 from skksivi.parameters import Network, checked_object
 from skksivi.targets import Banana, EightGaussians, StudentT
@@ -67,3 +67,18 @@ def test_the_regularisation_of_the_student_target_ends_after_20_000_iterations()
     weight = paper_settings("student")["terms"][0].weight
     assert [weight(t) for t in (0.0, 0.2, 0.39)] == [0.05 * Linear()(t) for t in (0.0, 0.2, 0.39)]
     assert weight(0.4) == weight(1.0) == 0.0
+
+
+@pytest.mark.filterwarnings("ignore")  # of fits of two iterations
+@every("method", list(RIVALS))
+def test_a_rival_has_the_layer_of_ksivi_and_its_own_betas(method):
+    q = getattr(baselines, method)(**paper_settings("banana", method)).set_params(max_iter=2, random_state=0)
+    assert q.fit(Banana()).sample(3).shape == (3, 2)
+    if method != "SVGD":
+        assert (q.latent_dim, q.hidden_layer_sizes, q.batch_size, q.optimizer.betas) == (
+            3,
+            (50, 50),
+            500,
+            (0.9, 0.999),
+        )
+    refused(ValueError, r"`method` must be one of \['KSIVI'\]", paper_settings, "eight-gaussians", method)

@@ -55,7 +55,7 @@ COMMANDS |= {
     "benchmarks/verdicts.py": "--cases quartic --seeds 1 --jobs 1",
 }
 COMMANDS |= {f"benchmarks/{name}.py": "" for name in ("ages", "costs", "posteriors")}
-ALIKE = "amortized frontier schools toys criteria growth shapes suites diagnose"
+ALIKE = "amortized convergence frontier schools toys criteria growth shapes suites diagnose"
 COMMANDS |= {f"benchmarks/{name}.py": f"--quick --out {name}.json" for name in ALIKE.split()}
 COMMANDS |= {
     f"benchmarks/paper.py {name}": f"--quick --out {name}.json"
@@ -227,11 +227,13 @@ def test_the_readme_is_short_and_names_what_ci_runs_and_no_command_with_a_placeh
 
 
 #: The commands that write the tables of the manual, or print them, and which tables these are.
-BY_NAME = "schools comparison costs intervals defaults diagnose growth regression speed toys training criteria"
+BY_NAME = "comparison convergence costs intervals defaults diagnose growth regression speed toys training criteria"
 OF_SUITES = "suites_bounds suites_calls suites_distances suites_moments suites_seconds"
+OF_AMORTIZED = "amortized amortized_calibration amortized_many amortized_single"
 TABLES = {f"{name}.py --show {name}.json": [name] for name in BY_NAME.split()} | {
-    "amortized.py --show amortized.json": ["amortized", "amortized_calibration", "amortized_single"],
+    "amortized.py --show amortized.json": OF_AMORTIZED.split(),
     "frontier.py --show frontier.json": ["frontier_made_by", "frontier_methods", "frontier_posteriors"],
+    "schools.py --show schools.json": ["schools"],
     "shapes.py --show shapes.json": ["catalogue", "directions", "shapes"],
     "suites.py --show suites.json": OF_SUITES.split(),
     "reference.py targets --check --show references.json": ["references"],

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from reference import mala, reference
 
-from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
+from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi.baselines import Laplace
 from skksivi.metrics import sliced_wasserstein
 from skksivi.parameters import chains_of
@@ -27,26 +27,8 @@ QUICK = {
 }  # fmt: skip
 N_QUICK = 100
 
-#: What the settings of the paper have for KSIVI alone.
-OF_KSIVI = ("kernel", "bandwidth", "gradient_estimator", "mixing", "terms", "early_stopping")
-
 #: By the end of a method's name: widths of the kernel, in units of x, beside the paper's median rule.
 WIDTHS = {f", h = {h}": h for h in (0.5, 2.0)}
-
-
-def layer_of(name, betas=(0.9, 0.999)):
-    """Return the settings that KSIVI shares with the other semi-implicit methods, which have betas of their own."""
-    settings = {parameter: value for parameter, value in paper_settings(name).items() if parameter not in OF_KSIVI}
-    return (
-        settings
-        | settings["hidden_layer_sizes"].get_params()
-        | {"optimizer": settings["optimizer"].set_params(betas=betas)}
-    )
-
-
-def fading(progress):
-    """Return how much of the score the critic of SIVI-SM is given, as in its public code."""
-    return 1.004 ** (-200 * progress)
 
 
 class Method(NamedTuple):

@@ -26,7 +26,7 @@ import torch
 from sklearn.datasets import load_diabetes
 from sklearn.model_selection import KFold, train_test_split
 
-from paper._base import DEFAULTS, WIDTHS, Method, Table, fading, fit, layer_of
+from paper._base import DEFAULTS, WIDTHS, Method, Table, fit
 from paper.plain import PlainNetwork, fit_mean
 from paper.public_code import NETWORKS
 from skksivi import KSIVIApproximator, KSIVIRegressor, datasets, paper_settings
@@ -35,10 +35,9 @@ from skksivi.parameters import Pilot, Scale
 from skksivi.targets import Minibatches, Target
 
 NETWORK = paper_settings("network")
-CRITIC = {"critic_hidden_layer_sizes": (16, 16), "critic_learning_rate": 2e-3, "critic_skip": fading}
 METHODS = {
-    "SIVI": Method(partial(SIVI, **layer_of("network"))),
-    "SIVI-SM": Method(partial(SIVISM, **layer_of("network"), **CRITIC)),
+    "SIVI": Method(partial(SIVI, **paper_settings("network", "SIVI"))),
+    "SIVI-SM": Method(partial(SIVISM, **paper_settings("network", "SIVISM"))),
     "SGLD": Method(partial(SGLD, n_chains=100, n_warmup=10_000, n_draws=1, thin=1, whiten=None, max_score=None)),
     "KSIVI": Method(partial(KSIVIApproximator, **NETWORK)),
 }

@@ -12,24 +12,22 @@ from __future__ import annotations
 
 from functools import partial
 
-from paper._base import DEFAULTS, QUICK, Counted, Method, Table, exact_draws, fading, fit, layer_of, sliced_distance
+from paper._base import DEFAULTS, QUICK, Counted, Method, Table, exact_draws, fit, sliced_distance
 from paper.plain import PlainKSIVI
 from paper.public_code import DIFFUSIONS
 from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import SIVI, SIVISM, UIVI
 from skksivi.targets import ConditionedDiffusion
 
-NETWORK = layer_of("diffusion") | {"learning_rate": 1e-4}
-CRITIC = {"critic_hidden_layer_sizes": (512, 512), "critic_learning_rate": 1e-4, "critic_skip": fading}
 KSIVI = paper_settings("diffusion")
 PLAIN = {
     "latent_dim": 100, "width": 128, "log_variance": -2, "batch_size": 128, "max_iter": 100_000,
     "learning_rate": 2e-4, "decay_every": 10_000, "betas": (0.9, 0.99),
 }  # fmt: skip
 METHODS = {
-    "SIVI": Method(partial(SIVI, **NETWORK)),
-    "SIVI-SM": Method(partial(SIVISM, **NETWORK, **CRITIC)),
-    "UIVI": Method(partial(UIVI, **NETWORK)),
+    "SIVI": Method(partial(SIVI, **paper_settings("diffusion", "SIVI"))),
+    "SIVI-SM": Method(partial(SIVISM, **paper_settings("diffusion", "SIVISM"))),
+    "UIVI": Method(partial(UIVI, **paper_settings("diffusion", "UIVI"))),
     "KSIVI, U-stat.": Method(partial(KSIVIApproximator, **KSIVI | {"gradient_estimator": "u-statistic"})),
     "KSIVI, vanilla": Method(partial(KSIVIApproximator, **KSIVI)),
     "plain, U-stat.": Method(partial(PlainKSIVI, **PLAIN, within=True)),

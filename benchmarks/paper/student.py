@@ -21,7 +21,7 @@ import numpy as np
 from _harness import exact
 from _metrics import wasserstein_in_box
 
-from paper._base import DEFAULTS, HIERARCHY, N_QUICK, Counted, Method, Table, fit, layer_of
+from paper._base import DEFAULTS, HIERARCHY, N_QUICK, Counted, Method, Table, fit
 from paper.plain import PlainHKSIVI, PlainKSIVI, gaussian, inverse_covariance, riesz
 from paper.public_code import InMetric
 from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
@@ -35,7 +35,7 @@ PARTICLES = {"n_particles": 1000, "whiten": None}
 KSIVI = paper_settings("student")
 HKSIVI = paper_settings("student-hierarchy")
 WHITENED = {"whiten": "laplace", "initial_scale": math.exp(-3 / 2), "annealing": None, "terms": ()}
-LAYER = layer_of("student", KSIVI["optimizer"].betas)
+LAYER = paper_settings("student", "SIVI")
 PLAIN = {
     "latent_dim": 3, "width": 50, "log_variance": 0, "batch_size": 500, "max_iter": 50_000, "learning_rate": 1e-3,
     "decay_every": 1000, "betas": (0.9, 0.99), "annealed": True, "entropic": 0.05,
@@ -46,8 +46,8 @@ METHODS = {
     "MIED": Method(partial(MIED, **PARTICLES, max_iter=1000)),
     "KSDD": Method(partial(KSDDescent, **PARTICLES, max_iter=300)),
     "KSDD, narrow start": Method(partial(KSDDescent, whiten=None, init=NARROW, max_iter=300)),
-    "SIVI": Method(partial(SIVI, **LAYER | {"annealing": None})),
-    "SIVI, tempered": Method(partial(SIVI, **LAYER)),
+    "SIVI": Method(partial(SIVI, **LAYER)),
+    "SIVI, tempered": Method(partial(SIVI, **LAYER | {"annealing": "linear"})),
     "KSIVI, Gaussian": Method(partial(KSIVIApproximator, **KSIVI | {"kernel": InMetric(Gaussian())})),
     "KSIVI, Gaussian, no metric": Method(partial(KSIVIApproximator, **KSIVI | {"kernel": "gaussian"})),
     "KSIVI, Riesz l1": Method(

@@ -7,22 +7,19 @@ come back after 10,000 iterations. "plain" is the loop of the public code, and h
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 from reference import MAKE, waveform_target
 
-from paper._base import DEFAULTS, WIDTHS, Counted, Method, Table, exact_draws, fading, fit, layer_of, sliced_distance
+from paper._base import DEFAULTS, WIDTHS, Counted, Method, Table, exact_draws, fit, sliced_distance
 from paper.plain import PlainKSIVI
 from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import SIVISM
 from skksivi.datasets import fetch_waveform, load_waveform_posterior
-from skksivi.parameters import Scale
 from skksivi.targets import BayesianLogisticRegression
 
-CRITIC = {"critic_hidden_layer_sizes": (256, 256, 256), "critic_learning_rate": 2e-3, "critic_skip": fading}
 MAKERS = {
-    "SIVI-SM": partial(SIVISM, **layer_of("waveform", (0.5, 0.99)), **CRITIC, scale=Scale(floor=math.exp(-3))),
+    "SIVI-SM": partial(SIVISM, **paper_settings("waveform", "SIVISM")),
     "KSIVI": partial(KSIVIApproximator, **paper_settings("waveform")),
     "plain": partial(
         PlainKSIVI, latent_dim=10, width=100, log_variance=-5, batch_size=100, max_iter=20_000, decay_every=3000

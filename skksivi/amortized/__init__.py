@@ -1,10 +1,7 @@
 r"""One fit for many data sets: a sampler of p(x | y) that is trained once on the scores of many y.
 
-The family is the one of `skksivi.KSIVIApproximator` with parameters that depend on features h of y,
-
-.. math:: x = m(h) + L(h)\, u, \qquad u = \mu(z, h) + \sigma \xi,
-
-so that at one y it is an ordinary fit.
+The family is a Gaussian mixture whose parameters depend on features h of y, so that at one y it is an ordinary fit of
+`skksivi.KSIVIApproximator`.
 """
 
 from skksivi.amortized._estimator import AmortizedKSIVI

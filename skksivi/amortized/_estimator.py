@@ -52,30 +52,26 @@ class AmortizedKSIVI(Nested):
     r"""Kernel semi-implicit variational inference for many data sets at once.
 
     A sampler q(x | y) is trained on the scores of p(x | y) for many contexts y, such as simulated data sets. For a
-    new one it draws in milliseconds, without further scores. The family is
+    new one it draws in milliseconds, without further scores. It is a conditional Gaussian mixture: a semi-implicit
+    layer on top of it, trained along the path gradient, was no better (see the user guide). The family is
 
-    .. math:: x = m(h) + L(h)\, u, \qquad u = z + \sigma_0\, r(z, h) + \sigma \xi,
+    .. math:: x = m(h) + L(h)\, u, \qquad u \sim \sum_k w_k(h)\, N(m_k(h), C_k(h)),
 
-    with features h of y, networks m, L and r, and z from a mixture of Gaussians whose parameters are networks of h,
-    too. Its training has three stages, and each ends by itself:
+    with features h of y and networks of h for all else. Its training has two stages, and each ends by itself:
 
     1. Newton searches find the modes of many posteriors, in batches. Modes and curvatures are regressed on h by the
        divergence between Gaussians. Further rounds start at the predictions of the regression.
-    2. With r = 0 the family is fitted to scores at draws of the first stage or, if the parameters that generated the
+    2. All networks are fitted to scores at draws of the first stage or, if the parameters that generated the
        contexts are known, at these parameters. They are exact draws from the posteriors, and their likelihood enters
        the objective, too: it finds separated modes and several scales.
-    3. The path gradient of KL(q || p), averaged over contexts, see `KSIVIApproximator`. The result is kept if the
-       discrepancy at held-out contexts is smaller.
 
     Parameters
     ----------
     n_components : int or "auto", default="auto"
-        Components of the mixture of z. "auto" is 8, or 4 beyond five features, if parameters are given, and otherwise
+        Components of the mixture. "auto" is 8, or 4 beyond five features, if parameters are given, and otherwise
         one, the standard normal.
     hidden_layer_sizes : int or sequence of int, default=(100, 100, 100)
         Widths of the hidden layers of each network.
-    initial_scale : float, default=0.25
-        Initial sigma, in units of u.
     summary : Module or None, default=None
         Features of the contexts: maps (m, c), or a list of m sets (n_i, c), to (m, p), as
         `skksivi.amortized.DeepSets` does. It is trained with the rest, in float64. None means the standardised
@@ -101,8 +97,6 @@ class AmortizedKSIVI(Nested):
     divergence_ : float
         Mean held-out divergence per feature between the Gaussians of the first stage and those at the modes, in nats;
         NaN if there are too few contexts.
-    trained_ : bool
-        Whether the third stage was better than its start.
     n_contexts_, n_lost_ : int
         Number of contexts whose mode was searched for, and for which it was not found.
     n_features_in_ : int
@@ -148,7 +142,6 @@ class AmortizedKSIVI(Nested):
     _parameter_constraints: ClassVar[Constraints] = {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "hidden_layer_sizes": [*WIDTHS],
-        "initial_scale": [Interval(Real, 0, 1, closed="neither")],
         "summary": [nn.Module, None],
         "n_contexts": [Interval(Integral, 2, None, closed="left")],
         "max_score_calls": [Interval(Integral, 1, None, closed="left")],
@@ -161,7 +154,6 @@ class AmortizedKSIVI(Nested):
 
     n_components: int | str = "auto"
     hidden_layer_sizes: int | Sequence[int] = (100, 100, 100)
-    initial_scale: float = 0.25
     summary: nn.Module | None = None
     n_contexts: int = 1000
     max_score_calls: int = 100_000
@@ -238,7 +230,6 @@ class AmortizedKSIVI(Nested):
             settings = Settings(
                 self._n_components(x is not None, d),
                 widths,
-                float(self.initial_scale),
                 self.summary,
                 float(self.learning_rate),
                 int(self.max_score_calls),
@@ -247,7 +238,7 @@ class AmortizedKSIVI(Nested):
             stages = Stages(settings, score, y, x, generator)
             reporter = Reporter(self.verbose or -1, score_fn)  # no price of scores, for networks take the time
             with reporter.following(score.tally):
-                outcome = stages.run(reporter)
+                outcome = stages.run()
             self.__dict__.update(self._learned(stages, outcome, score, seed))
             if self.verbose > 0:
                 LOGGER.info("%s", "; ".join(map(str, self.stages_)))
@@ -276,7 +267,6 @@ class AmortizedKSIVI(Nested):
             "family_": family,
             "certificates_": outcome.certificates,
             "divergence_": outcome.divergence,
-            "trained_": outcome.trained,
             "n_contexts_": outcome.n_searched,
             "n_lost_": outcome.n_lost,
             "n_features_in_": family.n_features,
@@ -355,7 +345,7 @@ class AmortizedKSIVI(Nested):
             step = max(1, 2**22 // max(1, numbers))  # contexts at a time, for the sake of memory
             for start, part in zip(range(0, len(y), step), parts(y, step), strict=True):
                 X[start : start + step] = as_array(
-                    self.family_.draws(self.family_.features(part), n_samples, generator).x
+                    self.family_.draws(self.family_.features(part), n_samples, generator)
                 )
         return X[0] if alone else X
 
@@ -384,12 +374,8 @@ class AmortizedKSIVI(Nested):
         y, alone = self._contexts(contexts)
         rows = as_numbers(X, "X")
         x = as_rows(rows, len(rows) if alone else len(y), self.n_features_in_, resolve_device(self.device), "X")
-        if alone:
-            return self._log_density(y, x)
         with torch.no_grad():
-            if self.family_.is_mixture:
-                return as_array(self.family_.mixture_log_prob(x, self.family_.features(y)))
-        return np.concatenate([self._log_density(part, row[None]) for part, row in zip(parts(y, 1), x, strict=True)])
+            return as_array(self.family_.log_prob(x, self.family_.features(y).expand(len(x), -1)))
 
     def score(self, X: ArrayLike, contexts: ArrayLike) -> float:
         """Return the mean of `score_samples`; larger is better.
@@ -543,9 +529,7 @@ class AmortizedKSIVI(Nested):
             )
 
     def _at(self, y: Rows) -> KSIVIApproximator:
-        est = KSIVIApproximator(
-            initial_scale=self.initial_scale, device=self.device, dtype=self.dtype, random_state=self._seed
-        )
+        est = KSIVIApproximator(device=self.device, dtype=self.dtype, random_state=self._seed)
         return as_fitted(est, self._layer(y, DTYPES[self.dtype]), "an amortised fit", self._seed)
 
     def _layer(self, y: Rows, dtype: torch.dtype) -> Layer:
@@ -559,11 +543,6 @@ class AmortizedKSIVI(Nested):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the certificate says it
             return explored.fit(target)
-
-    def _log_density(self, y: Rows, x: Tensor) -> np.ndarray:
-        """Return log q (n,) at points x (n, d) of one context."""
-        with torch.no_grad():
-            return as_array(self._layer(y, torch.float64).log_density(x).value)
 
     def _target(self, y: Rows) -> Target:
         if self._score_fn is None:

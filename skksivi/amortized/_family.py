@@ -23,14 +23,18 @@ from torch import Tensor, nn
 from skksivi._utils.arrays import as_array
 from skksivi.amortized._contexts import Rows
 from skksivi.coordinates import Affine, Whitening
-from skksivi.families import Constant, Layer, MultilayerPerceptron, Residual, SemiImplicit
+from skksivi.families import Layer, gaussian_layer
 from skksivi.mixing import GaussianMixtureDraws
+from skksivi.parameters import Scale
 
 #: Features up to which the triangle of L depends on the context.
 MANY = 50
 
 #: The largest logarithm of a scale, in units of the typical one.
 WIDEST = 12.0
+
+#: The standard deviation of the noise of u, at most.
+SIGMA = 0.25
 
 
 def random_layers(sizes: Sequence[int], generator: torch.Generator) -> list[nn.Linear]:
@@ -59,15 +63,6 @@ class Places(NamedTuple):
 
     m: Tensor
     L: Tensor
-
-
-class ContextDraws(NamedTuple):
-    """Draws x (b, n, d) of b contexts, with u, its conditional score, and the places."""
-
-    x: Tensor
-    u: Tensor
-    conditional: Tensor
-    places: Places
 
 
 class Mixtures(NamedTuple):
@@ -127,8 +122,6 @@ class Conditional(nn.Module):
     n_features, n_context : int
         The dimension d of x, and the number of features of a context.
     hidden : sequence of int
-    sigma : float
-        The standard deviation of the noise of u at the start.
     summary : Module or None
         Maps contexts to their features; None means the contexts themselves, standardised.
     generator : torch.Generator
@@ -146,7 +139,6 @@ class Conditional(nn.Module):
         n_features: int,
         n_context: int,
         hidden: Sequence[int],
-        sigma: float,
         summary: nn.Module | None,
         generator: torch.Generator,
     ) -> None:
@@ -156,13 +148,10 @@ class Conditional(nn.Module):
         for name, value in {"h_mean": n_context, "h_sd": n_context, "m0": d, "s0": d, "l0": d}.items():
             fill = 1.0 if name in ("h_sd", "s0") else 0.0
             self.register_buffer(name, torch.full((value,), fill, dtype=torch.float64))
-        self.register_buffer("sigma0", torch.full((d,), sigma, dtype=torch.float64))
+        self.register_buffer("sigma0", torch.full((d,), SIGMA, dtype=torch.float64))
         self.triangle = nn.Parameter(torch.zeros(t, dtype=torch.float64)) if d > MANY else None
         self.place = SkipNetwork.zero(n_context, hidden, 2 * d + (t if d <= MANY else 0), generator)
         self.heads: SkipNetwork | None = None
-        self.residual = MultilayerPerceptron([d + n_context, *hidden, d], generator, torch.float64)
-        self.residual.start_at(torch.zeros(d, dtype=torch.float64))
-        self.log_variance = nn.Parameter(self.sigma0.square().log())
 
     @property
     def hidden(self) -> tuple[int, ...]:
@@ -209,20 +198,10 @@ class Conditional(nn.Module):
         factors = _factor(out[..., 1 + d : 1 + 2 * d].clamp(-WIDEST, WIDEST), out[..., 1 + 2 * d :])
         return Mixtures(out[..., 0].log_softmax(-1), out[..., 1 : 1 + d], factors)
 
-    @property
-    def is_mixture(self) -> bool:
-        """Whether r is zero, so that the density is that of a mixture."""
-        return self.residual.is_affine and not bool(self.residual.linear[-1].bias.any())
-
-    @property
-    def variance(self) -> Tensor:
-        """That of the noise of u, shape (d,)."""
-        return self.log_variance.exp()
-
     # Draws and density
 
-    def draw(self, h: Tensor, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        r"""Draw u (b, n, d) at features h (b, p), n for each; return it with the conditional score."""
+    def draws(self, h: Tensor, n: int, generator: torch.Generator) -> Tensor:
+        """Draw x (b, n, d) at features h (b, p), n for each."""
         b, d = len(h), self.n_features
         mixtures = self.mixtures(h)
         eps, xi = torch.randn(2, b, n, d, generator=generator, dtype=h.dtype, device=h.device).unbind()
@@ -234,21 +213,14 @@ class Conditional(nn.Module):
                 :, :n
             ]
             z = mixtures.means[rows, k] + (mixtures.factors[rows, k] @ eps[..., None])[..., 0]
-        sigma = self.variance.sqrt()
-        mu = z + self.sigma0 * self.residual(torch.cat([z, h[:, None].expand(-1, n, -1)], -1))
-        return mu + sigma * xi, (-xi / sigma).detach()
+        m, L = self.places(h)
+        return m[:, None] + (z + self.sigma0 * xi) @ L.mT
 
-    def draws(self, h: Tensor, n: int, generator: torch.Generator) -> ContextDraws:
-        """Draw x at features h (b, p), n for each."""
-        places = self.places(h)
-        u, conditional = self.draw(h, n, generator)
-        return ContextDraws(places.m[:, None] + u @ places.L.mT, u, conditional, places)
-
-    def mixture_log_prob(self, x: Tensor, h: Tensor, places: Places | None = None) -> Tensor:
-        """Return log q (n,) of x (n, d) at features h (n, p), as if r were zero; `places(h)` may be given."""
+    def log_prob(self, x: Tensor, h: Tensor, places: Places | None = None) -> Tensor:
+        """Return log q (n,) of x (n, d) at features h (n, p); `places(h)` may be given."""
         (m, L), mixtures = places or self.places(h), self.mixtures(h)
         u = torch.linalg.solve_triangular(L, (x - m)[..., None], upper=False)[..., 0]
-        covariances = mixtures.factors @ mixtures.factors.mT + self.variance.diag()
+        covariances = mixtures.factors @ mixtures.factors.mT + self.sigma0.square().diag()
         C = torch.linalg.cholesky(covariances)
         white = torch.linalg.solve_triangular(C, (u[:, None] - mixtures.means)[..., None], upper=False)[..., 0]
         log_parts = (
@@ -261,19 +233,18 @@ class Conditional(nn.Module):
 
     @torch.no_grad()
     def at(self, h: Tensor, seed: int, dtype: torch.dtype) -> Layer:
-        """Return the layer that the family is at features h (1, p)."""
-        (m, L), (log_w, means, factors), d = self.places(h), self.mixtures(h), self.n_features
+        """Return the layer that the family is at features h (1, p), with a network that is zero."""
+        (m, L), (log_w, means, factors) = self.places(h), self.mixtures(h)
         w = log_w[0].exp()
         mixing = GaussianMixtureDraws(means[0].to(dtype), factors[0].to(dtype), w / w.sum())
-        layers = copy.deepcopy(self.residual).linear
-        first = layers[0]
-        folded = nn.utils.skip_init(nn.Linear, d, first.out_features, dtype=first.weight.dtype)
-        folded.weight.copy_(first.weight[:, :d])
-        folded.bias.copy_(first.bias + first.weight[:, d:] @ h[0])
-        network = MultilayerPerceptron.of([folded.to(h.device), *layers[1:]])
-        mean = Residual(self.sigma0.to(dtype), network.to(dtype))
-        log_variance = Constant(self.log_variance.detach().to(dtype))
-        family = SemiImplicit(mean, log_variance, n_features=d, mixing=mixing, min_scale=0.0).requires_grad_(False)
+        family = gaussian_layer(
+            self.sigma0.to(dtype),
+            scale=Scale(floor=0.0),
+            mixing=mixing,
+            hidden_layer_sizes=self.hidden,
+            generator=torch.Generator(h.device).manual_seed(seed),
+            residual=True,
+        ).requires_grad_(False)
         whitening = Whitening(Affine(m[0].clone(), L[0].clone()), modes=as_array(m), weights=np.ones(1))
         return Layer(family, whitening, seed)
 

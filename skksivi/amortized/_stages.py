@@ -16,8 +16,6 @@ from skksivi.amortized._training import (
     Pairs,
     Split,
     Terms,
-    Walk,
-    discrepancies,
     fit_places,
     fit_scores,
     log_probs,
@@ -27,9 +25,6 @@ from skksivi.amortized._training import (
 )
 from skksivi.families import cheap_certificate
 from skksivi.judge import Certificate
-from skksivi.parameters import Adam
-from skksivi.score import BudgetError
-from skksivi.training import Objective, Reporter, minimise
 
 LOGGER = logging.getLogger("skksivi")
 
@@ -45,7 +40,6 @@ class Settings(NamedTuple):
 
     n_components: int
     hidden: tuple[int, ...]
-    sigma: float
     summary: nn.Module | None
     learning_rate: float
     max_score_calls: int
@@ -58,7 +52,6 @@ class Outcome(NamedTuple):
     certificates: list[Certificate]
     n_uncertified: int
     divergence: float
-    trained: bool
     n_searched: int
     n_lost: int
 
@@ -86,18 +79,17 @@ class Stages:
         summary = None if settings.summary is None else copy.deepcopy(settings.summary).double()
         with torch.no_grad():
             n_context = features_of(summary, take(y, self.own[:2])).shape[1]
-        self.family = Conditional(
-            score.n_features, n_context, settings.hidden, settings.sigma, summary, generator
-        ).to(score.template.device)
+        family = Conditional(score.n_features, n_context, settings.hidden, summary, generator)
+        self.family = family.to(score.template.device)
         self.family.standardise(y)
         self.n_searched = self.n_lost = 0
-        self.divergence, self.trained = math.nan, False
+        self.divergence = math.nan
 
     @property
     def left(self) -> int:
         return self.settings.max_score_calls - self.tally.total
 
-    def run(self, reporter: Reporter) -> Outcome:
+    def run(self) -> Outcome:
         """Go through the stages.
 
         Raises
@@ -113,7 +105,6 @@ class Stages:
             self._match_draws()
         else:
             self._match_parameters(self.x)
-        self.trained = self._train(reporter)
         self.tally.begin("certificate")
         certificates = self._certificates()
         self.family.requires_grad_(False)
@@ -121,7 +112,7 @@ class Stages:
         self.tally.end()
         found = [c for c in certificates if c is not None]
         n_uncertified = len(certificates) - len(found)
-        return Outcome(found, n_uncertified, self.divergence, self.trained, self.n_searched, self.n_lost)
+        return Outcome(found, n_uncertified, self.divergence, self.n_searched, self.n_lost)
 
     # Modes
 
@@ -190,15 +181,10 @@ class Stages:
     # Scores
 
     def _match_draws(self) -> None:
-        """Fit the family to scores at its draws, and keep it if its discrepancy is smaller than at the start."""
+        """Fit the family to scores at its draws."""
         n = min(int(0.25 * self.left), 20_000)
-        if n < 500 or self.left - n < 2 * self.n_to_compare:
-            return
-        start = copy.deepcopy(self.family)
-        y, pairs, rows = self._drawn(n)
-        self._matched(self.family, y, pairs, rows, BY_SCORES)
-        if not self._is_better(start):
-            self.family = start
+        if n >= 500:
+            self._matched(self.family, *self._drawn(n), BY_SCORES)
 
     def _match_parameters(self, x: Tensor) -> None:
         """Fit the family to scores at the parameters x (m, d) that made the contexts, and to their likelihood.
@@ -259,74 +245,8 @@ class Stages:
         order = torch.randint(len(self.own), (n,), generator=self.generator, device=self.own.device)
         y = take(self.y, self.own[order])
         with torch.no_grad():
-            x = self.family.draws(self.family.features(y), 1, self.generator).x[:, 0]
+            x = self.family.draws(self.family.features(y), 1, self.generator)[:, 0]
         return y, Pairs(x, self.score(x, y), torch.zeros_like(x[:, 0])), split(n, self.generator)
-
-    # Path gradient
-
-    def _train(self, reporter: Reporter) -> bool:
-        """Train along the path gradient; tell whether that was better than the start."""
-        budget = int(self.left - 0.1 * self.settings.max_score_calls) - 2 * self.n_to_compare  # for the certificates
-        n_draws = 128  # of each context in an iteration
-        # some 200 iterations before there are more contexts
-        n_contexts = min(8, len(self.own), max(4, budget // (200 * n_draws)))
-        if budget < 40 * n_contexts * n_draws:  # too few iterations
-            return False
-        start = copy.deepcopy(self.family)
-        walk = Walk(self.family, self.score, self.y, self.own, n_contexts, n_draws, self.generator)
-        n_iter = min(1000, budget // (n_contexts * n_draws))
-        self.tally.begin("training", n_iter, "iterations")
-        run = minimise(
-            Objective(walk),
-            self.family,
-            Adam(warm_up=n_iter // 10, nonfinite="skip", max_norm=5.0),
-            self.generator,
-            learning_rate=self.settings.learning_rate,
-            max_iter=n_iter,
-            hooks=[reporter],
-        )
-        if run.ended_by is not None and not isinstance(run.ended_by, BudgetError | FloatingPointError):
-            raise run.ended_by
-        better = run.ended_by is None and self._is_better(start)
-        if not better:
-            self.family = start
-        return better
-
-    # What is kept
-
-    @property
-    def compared(self) -> Tensor:
-        """The numbers of the contexts by which families are compared."""
-        return (self.held_out if len(self.held_out) else self.own)[:16]
-
-    @property
-    def n_draws(self) -> int:
-        """Draws of each context by which families are compared."""
-        return min(256, max(32, self.settings.max_score_calls // 400))
-
-    @property
-    def n_to_compare(self) -> int:
-        """The scores that a discrepancy at these contexts takes."""
-        return len(self.compared) * self.n_draws
-
-    def _is_better(self, start: Conditional) -> bool:
-        """Tell whether the family has a smaller mean discrepancy than a start, by draws from the same noise."""
-        y = take(self.y, self.compared)
-        with torch.no_grad():
-            places = start.places(start.features(y))
-        before, after = (
-            discrepancies(
-                family,
-                places,
-                self.score,
-                y,
-                self.n_draws,
-                torch.Generator(self.generator.device).manual_seed(self.settings.seed),
-            ).mean()
-            for family in (start, self.family)
-        )
-        LOGGER.info("held-out KSD^2 %.3g, before %.3g", after, before)
-        return bool(after < before)
 
     # Certificates
 

@@ -1,10 +1,9 @@
-"""The three stages of the training of a conditional family: places, mixture, semi-implicit layer."""
+"""The two stages of the training of a conditional family: places, and mixture."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -14,11 +13,8 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 
 from skksivi._utils.arrays import as_array, as_tensor
-from skksivi.amortized._contexts import Laplaces, PairedScore, Rows, repeated, take
-from skksivi.amortized._family import Conditional, Places, SkipNetwork, factor_parts
-from skksivi.kernels import resolve_kernel
-from skksivi.pilot import clipped_drift
-from skksivi.stein import GRADIENT_ESTIMATORS, Memory, value_and_gradients, velocity
+from skksivi.amortized._contexts import Laplaces, Rows, take
+from skksivi.amortized._family import Conditional, SkipNetwork, factor_parts
 
 #: Steps of a training, at most.
 MOST_STEPS = 6000
@@ -210,8 +206,7 @@ def start_mixture(family: Conditional, y: Rows, x: Tensor, seed: int) -> float:
     covariances = as_tensor(fitted.covariances_).to(x)
     narrowest = torch.linalg.eigvalsh(covariances)[:, 0].amin()
     family.sigma0.clamp_(max=narrowest.sqrt().item() / 2)
-    family.log_variance.copy_(family.sigma0.square().log())
-    factors = torch.linalg.cholesky(covariances - family.variance.diag())
+    factors = torch.linalg.cholesky(covariances - family.sigma0.square().diag())
     log_D, lower = factor_parts(factors)
     log_w, means = as_tensor(fitted.weights_).to(x).log(), as_tensor(fitted.means_).to(x)
     parts = torch.cat([log_w[:, None], means, log_D, lower], 1)
@@ -237,7 +232,7 @@ class Terms(NamedTuple):
 def fit_scores(
     family: Conditional, y: Rows, pairs: Pairs, rows: Split, terms: Terms, rate: float, generator: torch.Generator
 ) -> None:
-    r"""Fit the maps and the mixture at points x of contexts y, as if r were zero.
+    r"""Fit the maps and the mixture at points x of contexts y.
 
     The loss is :math:`-a \log q(x | y) + \tfrac{b}{d} \|L^\top (\nabla \log q(x | y) - s)\|^2` with the weights a
     of the likelihood and b of the scores, the squares bounded. The second term is least where q = p, whatever the
@@ -249,7 +244,7 @@ def fit_scores(
         with torch.enable_grad():
             h, x = family.features(take(y, index)), pairs.x[index].clone().requires_grad_()
             places = family.places(h)
-            log_q = family.mixture_log_prob(x, h, places)
+            log_q = family.log_prob(x, h, places)
             s_q = torch.autograd.grad(log_q.sum(), x, create_graph=True)[0]
             L, has = places.L.detach(), known[index]
             gap = ((s_q - pairs.s[index].nan_to_num(0.0, 0.0, 0.0))[:, None] @ L)[:, 0]
@@ -264,78 +259,5 @@ def fit_scores(
 
 @torch.no_grad()
 def log_probs(family: Conditional, y: Rows, x: Tensor) -> Tensor:
-    """Return log q (n,) at points x (n, d) of n contexts, as if r were zero, at least `LEAST`."""
-    return family.mixture_log_prob(x, family.features(y)).nan_to_num(LEAST, LEAST, LEAST).clamp_min(LEAST)
-
-
-# Semi-implicit layer: the path gradient, many contexts at once
-
-
-@dataclass(frozen=True)
-class Walk:
-    """The kernelised path gradient of the mean of KL(q(. | y) || p(. | y)) over contexts.
-
-    Each iteration takes random contexts, which are independent problems, the leading axis of what is computed.
-
-    Parameters
-    ----------
-    family : Conditional
-    score : PairedScore
-    y : Rows
-    pool : Tensor of shape (m,)
-        The numbers of the contexts that may be taken.
-    n_contexts, n_draws : int
-        Contexts of an iteration, and draws for each.
-    generator : torch.Generator
-    """
-
-    family: Conditional
-    score: PairedScore
-    y: Rows
-    pool: Tensor
-    n_contexts: int
-    n_draws: int
-    generator: torch.Generator
-
-    def __call__(self) -> Tensor:
-        """Set the gradients of the family, and return the rate at which the divergence falls."""
-        family, n = self.family, self.n_draws
-        order = torch.randperm(len(self.pool), generator=self.generator, device=self.pool.device)
-        y = take(self.y, self.pool[order[: self.n_contexts]])
-        family.zero_grad(set_to_none=False)
-        with torch.enable_grad():
-            drawn = family.draws(family.features(y), n, self.generator)
-        at, factor = drawn.x.detach(), drawn.places.L.detach()
-        s = self.score(at.flatten(0, 1), repeated(y, n)).view_as(at)
-        u, s_u = drawn.u.detach(), clipped_drift((s @ factor).nan_to_num(0.0, 0.0, 0.0))
-        v = self._velocity(u, s_u)
-        pull = torch.linalg.solve_triangular(factor.mT, v.mT, upper=True).mT
-        with torch.enable_grad():
-            drawn.x.backward(gradient=-pull / (len(at) * n))
-        return (v * (s_u - drawn.conditional)).sum(-1).mean()
-
-    def _velocity(self, u: Tensor, s: Tensor) -> Tensor:
-        """Return v (b, n, d) at draws u with scores s, each half of the draws by averages over the other half.
-
-        An average over few draws that has the point itself among them would pull it to the mode.
-        """
-        halves, scores = u.chunk(2, 1), s.chunk(2, 1)
-        memories = [Memory(y, s_y) for y, s_y in zip(halves[::-1], scores[::-1], strict=True)]
-        kernel, width = resolve_kernel("gaussian", None), Memory(u, s).squared_width()
-        return torch.cat([velocity(x, memory, kernel, width) for x, memory in zip(halves, memories, strict=True)], 1)
-
-
-@torch.no_grad()
-def discrepancies(
-    family: Conditional, places: Places, score: PairedScore, y: Rows, n: int, generator: torch.Generator
-) -> Tensor:
-    """Return the squared kernel Stein discrepancies (b,) at b contexts, by n draws each, in the units of some places.
-
-    One kernel of a fixed width there compares families.
-    """
-    x, _, conditional, own = family.draws(family.features(y), n, generator)
-    s = score(x.flatten(0, 1), repeated(y, n)).view_as(x)
-    f = (s - torch.linalg.solve_triangular(own.L.mT, conditional.mT, upper=True).mT) @ places.L
-    v = torch.linalg.solve_triangular(places.L, (x - places.m[:, None]).mT, upper=False).mT
-    kernel = resolve_kernel("gaussian", 0.5 * math.sqrt(family.n_features))
-    return value_and_gradients(v, f, kernel, GRADIENT_ESTIMATORS["u-statistic"])[0]
+    """Return log q (n,) at points x (n, d) of n contexts, at least `LEAST`."""
+    return family.log_prob(x, family.features(y)).nan_to_num(LEAST, LEAST, LEAST).clamp_min(LEAST)

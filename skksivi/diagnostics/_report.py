@@ -506,7 +506,7 @@ def _cost(made_by: str, stages: Sequence[Stage]) -> str:
     """Say what made a fit, from how many calls of each stage; nothing where that is unknown."""
     if not stages:
         return ""
-    total = f"{f'by {made_by}, ' if made_by else ''}from {sum(stage.n_calls for stage in stages):,} score calls: "
+    total = f"{f'by {made_by}, ' if made_by else ''}from {sum(stage.n_calls for stage in stages):,} calls: "
     return total + ", ".join(f"{stage.name} {stage.n_calls:,}" for stage in stages)
 
 

@@ -18,6 +18,7 @@ from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import log_ratio
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.score._score import ScoreFunction
+from skksivi.score._tally import DivergedError
 
 with keeping_random():
     from sklearn.covariance import ledoit_wolf
@@ -392,11 +393,18 @@ def adapted_by_scores(metric: Affine, u: Tensor, s: Tensor) -> Affine:
     points and the inverse covariance of the scores, which are equal for a Gaussian. If the points are few, or do not
     cover the target, the scores are more informative; both are shrunk (Ledoit and Wolf 2004).
 
+    Raises
+    ------
+    DivergedError
+        Points or scores are not finite, or do not vary.
+
     References
     ----------
     Titsias, M. (2023). Optimal preconditioning and Fisher adaptive Langevin sampling. NeurIPS.
     """
     scale = (u.std(0) / s.std(0)).sqrt()
+    if not (u.isfinite().all() and s.isfinite().all() and scale.isfinite().all() and scale.all()):
+        raise DivergedError(metric.unwhiten(u))
     C, F = (torch.as_tensor(ledoit_wolf(a.cpu().numpy())[0]).to(u) for a in (u / scale, s * scale))
     lam, V = torch.linalg.eigh(F)
     root, inverse = V * lam.sqrt() @ V.mT, V * lam.rsqrt() @ V.mT

@@ -76,10 +76,11 @@ class Candidate(NamedTuple):
         """Whether more draws tell what is not known."""
         return self.draws.trusted and self.draws.share > EVEN
 
-    @property
-    def worth(self) -> tuple[bool, bool, float]:
-        """How far its numbers may be off, or how even the weights are if that is not known."""
-        trusted = self.draws.trusted
+    def worth(self, lost: float) -> tuple[bool, bool, float]:
+        """Return how far its numbers may be off, or how even the weights are if that is not known, given the mass
+        that it has lost by all draws.
+        """
+        trusted = self.draws.trusted and lost <= MOST_LOST
         return self.verdict.good, trusted, -self.verdict.within if trusted else self.draws.share
 
 
@@ -202,7 +203,8 @@ class AdaptiveSampler:
             lacking = self._lacking(Gaussians(mixture, warp))
             found = Candidate(Gaussians(mixture, warp), draws, self._judged(source, draws, lacking))
             verdict, is_even = found.verdict, found.is_even
-            if self.best is None or found.worth > self.best.worth:
+            best = self.best
+            if best is None or found.worth(lacking.sum()) > best.worth(self._lacking(best.gaussians).sum()):
                 self.best = found
             if verdict.settled:
                 self._look_for_contradiction(draws)
@@ -228,6 +230,11 @@ class AdaptiveSampler:
                 kept = (mixture, source, 2 * n) if is_even and verdict.grade > Grade.WRONG else None
                 mixture, source, n = other, self._source(other, warp), max(n // 2, n_first)
         return verdict.good
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether the best mixture lacks mass that all draws show."""
+        return self.best is not None and self._lacking(self.best.gaussians).sum() > LEAST_LOST
 
     def share(self, mixture: Components, warp: Curved | None = None) -> float:
         """Return the effective share of some draws of a mixture, which are kept, zero where they have no weights."""

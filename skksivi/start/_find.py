@@ -408,7 +408,7 @@ def by_chains(search: Search, sampler: AdaptiveSampler) -> bool:
                 return True
         elif _improves_best_of(search, sampler, mixture, warp, found.x):
             return True
-        elif sampler.best is not None and sampler.best.is_even:  # what chains show is known, and more would be vain
+        elif sampler.best is not None and sampler.best.is_even and not sampler.has_lost:  # more would be vain
             return False
     return False
 

@@ -6,7 +6,7 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from numbers import Integral, Real
@@ -41,7 +41,7 @@ from skksivi.pilot._large_data import large_data
 from skksivi.pilot._mixture import Components
 from skksivi.score._domain import check_proper
 from skksivi.score._score import Score, is_target
-from skksivi.score._tally import Stage, Tally
+from skksivi.score._tally import BudgetError, Stage, Tally
 from skksivi.score._target import TargetOrScore, on_device, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.training._run import Fit, Reporter, Run, explained, logged, ordinary_mode
@@ -152,7 +152,8 @@ class BaseApproximator(DensityMixin, Nested, ABC):
             run.tally.limit = est._max_score_calls()
             with _told_of_end(self, run.tally):
                 with explained(probed), reporter.following(run.tally):
-                    check_proper(probed.double)
+                    with suppress(BudgetError):  # the fit says so
+                        check_proper(probed.double)
                     target = large_data(probed, near) if est._expands else probed
                     run.tally.end("fit")
                     fit = run.result(partial(est._fit, target), target.advice)

@@ -49,6 +49,8 @@ class Thresholds(NamedTuple):
     #: difference of logarithms; farther off than the last, in sd, it is not said how far.
     within: float = 0.2
     far: float = 1e4
+    #: How many times as large as the posterior's an sd is no noise of a heavy tail.
+    spread: float = 1e3
     #: The divergence of an amortised fit per feature, in nats.
     divergence: float = 0.05
 

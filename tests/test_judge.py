@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from plain_targets import as_score
+from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Affine
@@ -155,6 +156,10 @@ def test_what_fails_in_the_judge_is_no_verdict(monkeypatch):
             reached += 1
             assert verdict.reason == "it could not be judged: KeyError: 'a bug'"
     assert reached >= 8
+    monkeypatch.setattr(WeightedDraws, "numbers", broken)  # of the start as well
+    with pytest.warns(ConvergenceWarning, match="could not be judged: KeyError"):
+        fit = KSIVIApproximator(max_iter=50, random_state=0).fit(from_log_prob(lambda x: -x.square().sum(1) / 2, 2))
+    assert fit.verdict_.grade == Grade.UNKNOWN
 
 
 @pytest.mark.parametrize(

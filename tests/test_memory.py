@@ -82,7 +82,7 @@ def test_a_file_is_cut_where_a_kill_has_left_it_and_shared(tmp_path):
     path.write_bytes(path.read_bytes()[:-5])
     f = Counted()
     remembered(from_score_fn(f, 3), path).score_fn(X)
-    assert f.n == 2
+    assert f.n == 3  # one of them to see that the file is of this target
     content = bytearray(path.read_bytes())
     content[size - 3] ^= 1
     path.write_bytes(content)
@@ -96,6 +96,12 @@ def test_what_is_no_file_of_the_target_is_refused(tmp_path):
     other = from_log_prob(lambda x: -x.square().sum(1), 3)
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}' holds the scores of another target"):
         remembered(other, path)
+    data = {"y": 1.0}
+    score_fn = lambda X: data["y"] - X  # noqa: E731
+    remembered(from_score_fn(score_fn, 3), tmp_path / "data").score_fn(np.zeros((1, 3)))
+    data["y"] = 5.0
+    with pytest.raises(ValueError, match=r"at x = \[0, 0, 0\] the score is \[1, 1, 1\] there, \[5, 5, 5\] now"):
+        remembered(from_score_fn(score_fn, 3), tmp_path / "data")
     path.write_text("a note of somebody")
     with pytest.raises(ValueError, match="holds no remembered scores; name another file"):
         remembered(other, path)

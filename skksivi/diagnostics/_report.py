@@ -20,6 +20,7 @@ import torch
 
 from skksivi._utils.arrays import RandomState, as_array, html_table, make_seed, resolve_device
 from skksivi._utils.checks import check_integer
+from skksivi._utils.log import telling
 from skksivi.base import BaseApproximator, check_finite, check_fit, of_predictor
 from skksivi.diagnostics._checks import (
     allowed_ksd,
@@ -85,7 +86,7 @@ class Diagnosis:
     losses : ndarray or None
         The `loss_curve_`.
     cost : str
-        What made the fit, from how many calls of each stage; empty where that is unknown.
+        What made the fit, from how many calls of each stage, where that is known, and the calls of the report.
 
     See Also
     --------
@@ -446,7 +447,7 @@ def diagnose(
     check_fit(est, target)
     check_integer(n_samples, "n_samples", min_val=100)
     device, seed = resolve_device(est.device_), make_seed(random_state)
-    with ordinary_mode(device), torch.no_grad():
+    with ordinary_mode(device), torch.no_grad(), telling("The report on the fit, by some 300,000 calls of the score"):
         score = compared_score(target, est.n_features_in_, est.dtype, est.device_)
         generator = torch.Generator(device).manual_seed(seed)
         X = est.sample(_n_draws(unweighted(est.sampler_), n_samples), seed)
@@ -498,16 +499,15 @@ def _report(view: View) -> Diagnosis:
         score_norms=(as_array(geometry.norms), as_array(geometry.reference)),
         variances=(as_array(moments.variance[:d]), as_array(moments.variance_se[:d])),
         losses=view.report.get("loss_curve_"),
-        cost=_cost(view.report.get("fitted_by_", ""), view.report["stages_"]),
+        cost=_cost(view.report.get("fitted_by_", ""), view.report["stages_"], view.score.tally.total),
     )
 
 
-def _cost(made_by: str, stages: Sequence[Stage]) -> str:
-    """Say what made a fit, from how many calls of each stage; nothing where that is unknown."""
-    if not stages:
-        return ""
+def _cost(made_by: str, stages: Sequence[Stage], n_calls: int) -> str:
+    """Say what made a fit, from how many calls of each stage, if that is known, and how many a report took."""
     total = f"{f'by {made_by}, ' if made_by else ''}from {sum(stage.n_calls for stage in stages):,} calls: "
-    return total + ", ".join(f"{stage.name} {stage.n_calls:,}" for stage in stages)
+    made = total + ", ".join(f"{stage.name} {stage.n_calls:,}" for stage in stages) + "; " if stages else ""
+    return f"{made}this report took {n_calls:,}"
 
 
 def _beside_weights(check: Check, d: int) -> Check:

@@ -24,8 +24,7 @@ from skksivi.families._weights import MAX_FREE, N_CHEAP, N_FREE, cost_of_weights
 from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, WeightedDraws
 from skksivi.pilot._points import MANY_FEATURES, MAX_FEATURES, has_small_errors
 from skksivi.score._score import Score
-from skksivi.score._tally import BudgetError
-from skksivi.start._errors import LEVELS, is_beyond, of_weights, seems_off, suspects
+from skksivi.start._errors import LEVELS, is_beyond, of_weights, seems_off, suspects, unknown
 from skksivi.stein._discrepancy import MOST_CALLS, N_SCORES, first_difference, stein_shift, stein_variances
 from skksivi.training._run import Fit
 
@@ -101,10 +100,7 @@ def judge(
     try:
         return _judge(sampler, score, seed, n_values, most, before).with_remedy(sampler, score)
     except Exception as error:
-        if error is score.tally.raised or isinstance(error, (BudgetError, ConnectionError, TimeoutError)):
-            raise
-        reason = f"it could not be judged: {type(error).__name__}: {error}"
-        return Judged(Verdict(Grade.UNKNOWN, reason, "check the fit by `skksivi.diagnose`, and report this error"))
+        return Judged(unknown(error, score))
 
 
 def _judge(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._utils.arrays import as_array, as_tensor
+from skksivi._utils.arrays import as_array, as_tensor, listed
 from skksivi._utils.checks import warn_caller
 from skksivi.score._score import BlackBox, Score, is_target, refuse_class
 
@@ -81,6 +81,8 @@ def remembered(target: Any, path: str | os.PathLike[str] | None = None) -> Any: 
     if not is_target(target) and not callable(target):
         raise TypeError(f"`target` must be a Target or its score function, got a {type(target).__name__}.")
     memory = Memory(None if path is None else Path(path), fingerprint(target))
+    memory.check("score", target.score_fn if is_target(target) else target)
+    memory.check("log_prob", getattr(target, "log_prob", None))
     return Remembered(target, memory) if is_target(target) else partial(memory.served, "score", target)
 
 
@@ -132,6 +134,28 @@ class Memory:
         double = replace(double, score_fn=asked, log_prob=log_prob)
         return double if score.in_double is None else replace(score, in_double=double)
 
+    def check(self, kind: str, f: Function | None) -> None:
+        """Refuse the values of a file if f, at the first of its points, has another one.
+
+        Raises
+        ------
+        ValueError
+        """
+        first = next((key for key in self.values if key.startswith(f"{kind} ".encode())), None)
+        if f is None or first is None:
+            return
+        _, dtype, name, row = first.split(b" ", 3)
+        x = np.frombuffer(row, dtype.decode())[None].copy()
+        found, known = f(torch.as_tensor(x) if name == b"Tensor" else x), self.values[first][0]
+        y = as_array(found)[0] if isinstance(found, Tensor | np.ndarray) and len(found) else np.empty(0)
+        rounding = np.finfo(known.dtype).eps ** 0.5 * max(1.0, np.abs(known[np.isfinite(known)]).max(initial=0))
+        if y.shape != known.shape or not np.allclose(y, known, rtol=0, atol=rounding, equal_nan=True):
+            raise ValueError(
+                f"{self.label} holds the scores of another target: at x = {listed(x[0])} the {kind} is "
+                f"{listed(known.ravel())} there, {listed(y.ravel())} now. Name another file, one for each target "
+                "and its data."
+            )
+
     def served(self, kind: str, f: Function, x: Any) -> Any:  # noqa: ANN401
         """Return f at points x (n, d), a tensor or an array, whose graph evaluates f again."""
         if isinstance(x, Tensor) and x.requires_grad:
@@ -140,7 +164,7 @@ class Memory:
 
     def _values(self, kind: str, f: Function, x: Any) -> Any:  # noqa: ANN401
         X = np.ascontiguousarray(as_array(x))
-        if X.ndim != 2:
+        if X.ndim != 2 or not len(X):
             return f(x)
         tag = f"{kind} {X.dtype} {type(x).__name__} ".encode()
         keys = [tag + row.tobytes() for row in X]

@@ -32,7 +32,7 @@ from skksivi.pilot._moments import moments_by_scores, shifted_mixture
 from skksivi.pilot._newton import look_for_jump
 from skksivi.score._score import Score
 from skksivi.score._tally import DivergedError
-from skksivi.start._errors import of_weights, suspects
+from skksivi.start._errors import of_weights, suspects, unknown
 from skksivi.stein._discrepancy import N_SCORES
 
 #: The name of this source.
@@ -278,7 +278,10 @@ class AdaptiveSampler:
 
     def _judged(self, source: Source, draws: WeightedDraws, lacking: np.ndarray) -> Verdict:
         """Return the verdict of draws; of good ones also along the directions in which the mixture is suspect."""
-        verdict = of_weights(draws, self.score)
+        try:
+            verdict = of_weights(draws, self.score)
+        except Exception as error:
+            return unknown(error, self.score)
         if verdict.good and (lost := float(lacking.sum())) > MOST_LOST:
             words = f"{lost:.0%} of the mass that other draws show is where it has less than a tenth of the density"
             return Verdict(Grade.WRONG, words, by="weights")

@@ -16,6 +16,7 @@ from skksivi.families._weights import with_parameters
 from skksivi.judge import THRESHOLDS, Errors, Grade, Numbers, Verdict, WeightedDraws, monotone_in, words_of
 from skksivi.pilot._points import MANY_FEATURES
 from skksivi.score._score import Score
+from skksivi.score._tally import BudgetError
 from skksivi.stein._discrepancy import suspect_directions
 
 #: Levels of the quantiles that are judged.
@@ -29,6 +30,14 @@ def seems_off(errors: Errors) -> bool:
 
 def is_beyond(errors: Errors) -> bool:
     return errors.worst(THRESHOLDS.n_se / 2).excess > 1
+
+
+def unknown(error: Exception, score: Score) -> Verdict:
+    """Return the verdict of what failed in judging; raise what the score itself has raised, or what ends a fit."""
+    if error is score.tally.raised or isinstance(error, (BudgetError, ConnectionError, TimeoutError)):
+        raise error
+    reason = f"it could not be judged: {type(error).__name__}: {error}"
+    return Verdict(Grade.UNKNOWN, reason, "check the fit by `skksivi.diagnose`, and report this error")
 
 
 def suspects(score: Score, coordinates: Whitening | Affine, u: Tensor) -> Tensor | None:
@@ -116,13 +125,14 @@ def _errors(draws: WeightedDraws, f: np.ndarray, g: np.ndarray) -> Errors:
     """Return the errors of the numbers of draws g (m, k), given values f (n, k) of weighted draws.
 
     A posterior may have no mean or no standard deviation: where these are not known, and their own noise may have no
-    bound, they are not assessed, and quantiles count by their levels, as many sd as these are of a Gaussian.
+    bound, they are not assessed, and quantiles count by their levels, as many sd as these are of a Gaussian; unless
+    the draws spread so far that their tail is not the posterior's.
     """
     found = Errors.less_fit(Numbers.of_draws(g, LEVELS), draws.numbers(f, g, LEVELS, less=1.0))
     low, high = np.quantile(g, [THRESHOLDS.tail, 1 - THRESHOLDS.tail], axis=0)
     sides = [draws.shares(x, y)[:2] for x, y in ((f < low, g < low), (f > high, g > high))]
     beyond, beyond_se = (np.array(parts) for parts in zip(*sides, strict=True))
-    heavy = np.maximum(found.sd_se, found.mean_se) > THRESHOLDS.sd
+    heavy = (np.maximum(found.sd_se, found.mean_se) > THRESHOLDS.sd) & (found.sd < math.log(THRESHOLDS.spread))
     heavy[heavy] = ~draws.knows_variance(f[:, heavy])
     if heavy.any():
         nothing = np.where(heavy, math.nan, 0.0)

@@ -211,9 +211,10 @@ def find_whitening(
         map_ = Identity(starts.new_zeros(d)) if whiten is None else map_of_pair(whiten, d, score_fn.device)
         return Whitening(map_, modes=np.empty((0, d)), weights=np.empty(0), found_by=GIVEN), None
     rule = RULES[whiten.rule if isinstance(whiten, Pilot) else whiten]
-    at_origin = score_fn.double(starts) if init is None else starts
-    if (at_origin.isnan() | (rule is explored and at_origin.isinf())).any():  # as of x / |x|
-        starts = trial_points(score_fn)[:1].to(starts)
+    with suppress(BudgetError):  # what follows keeps the start
+        at_origin = score_fn.double(starts) if init is None else starts
+        if (at_origin.isnan() | (rule is explored and at_origin.isinf())).any():  # as of x / |x|
+            starts = trial_points(score_fn)[:1].to(starts)
     before, settings, alone = score_fn.tally.total, chains_of(whiten) or Pilot(), init is not None
     if score_fn.mode is not None:  # no other mode is possible
         starts, alone = score_fn.mode[None], True
@@ -243,7 +244,10 @@ def explored(search: Search) -> Found:
     if d > MOST_EXPLORED:
         return _by_curvature(search)
     with search.source(MODES):
-        search.modes = first_modes(search)
+        try:
+            search.modes = first_modes(search)
+        except BudgetError:  # then a Gaussian around the start is all there is
+            search.modes = _at_start(search)
         search.points = pilot_of_mixture(search.modes.mixture(), 2000)
     sampler = AdaptiveSampler(search.score, _whitening_of(search.modes), search.modes.mixture(), search.generator)
     sources = FRUGAL if search.effort == "frugal" else SOURCES
@@ -294,6 +298,10 @@ def _found_from(search: Search) -> ModeMaps:
     """Return the modes that searches from the starts find or, where that would take half of few calls, the start."""
     with search.score.tally.trying(450) if search.effort == "frugal" else nullcontext():
         return find_modes(search.score, search.starts, search.generator)
+    return _at_start(search)
+
+
+def _at_start(search: Search) -> ModeMaps:
     return ModeMaps([Affine.shift(search.starts[0])], search.starts.new_ones(1))
 
 

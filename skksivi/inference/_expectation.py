@@ -19,6 +19,8 @@ from skksivi._utils.arrays import (
     check_function,
     make_seed,
     resolve_device,
+    shown_by_rows,
+    with_error,
 )
 from skksivi._utils.checks import check_integer
 from skksivi._utils.monte_carlo import N_FOLDS, N_OF_EACH, cross_fitted, pareto_smoothed, second_order, standard_error
@@ -42,6 +44,7 @@ LEAST = 20
 MAX_NUMBERS = 2**25
 
 
+@shown_by_rows
 class Expectation(NamedTuple):
     """Means under a target, each of the shape of f of one draw.
 
@@ -75,6 +78,11 @@ class Expectation(NamedTuple):
         """The ratio of the variances without and with control variates."""
         with np.errstate(invalid="ignore"):
             return np.where(self.plain.se == self.se, 1.0, np.square(self.plain.se / np.asarray(self.se)))[()]
+
+    def _rows(self) -> list[tuple[str, str]]:
+        pairs = zip(np.ravel(self.value)[:9], np.ravel(self.se)[:9], strict=True)
+        means = ", ".join(with_error(*pair) for pair in pairs) + (", ..." if np.size(self.value) > 9 else "")
+        return [("value", means), ("score calls", f"{self.n_score_calls:,}")]
 
 
 #: A target by its score, or the scores of draws.

@@ -93,16 +93,6 @@ def test_step_sizes_fall_as_said():
     assert step_sizes((0.5, 10, 0.55))(90) == pytest.approx(0.5 * 100**-0.55)
 
 
-def test_a_decreasing_step_changes_the_run():
-    settings = {"n_chains": 3, "n_warmup": 5, "n_draws": 2, "thin": 1, "random_state": 0}
-    constant, same, falling = (
-        SGLD(step_size=step_size, **settings).fit(lambda x: -x, n_features=1).chains_
-        for step_size in (0.1, (0.1, 1, 0), (0.1, 1, 0.5))
-    )
-    np.testing.assert_array_equal(constant, same)
-    assert not np.array_equal(constant, falling)
-
-
 @pytest.mark.slow
 def test_minibatches_add_neither_noise_nor_bias():
     """Noise of variance n_rows / batch_size = 20 in u would make the variance larger by 20 eps / 4, about."""

@@ -31,7 +31,6 @@ def non_centred(model: Callable[..., None]) -> Callable[..., None]:
 
 #: The forms of the model, and quantiles of its spread.
 FORMS, LEVELS = {"non-centred": non_centred, "centred": lambda model: model}, (0.05, 0.5, 0.95)
-METHODS = ("skksivi", "NUTS")
 
 
 def eight_schools(y, se):
@@ -89,10 +88,11 @@ def cells_of(found: dict[str, list]) -> tuple[str, ...]:
 
 def main() -> None:
     args = command(__doc__).parse_args()
-    jobs = [(form, method, k) for form in FORMS for method in METHODS for k in range(1 if args.quick else args.seeds)]
+    n_seeds = 1 if args.quick else args.seeds
+    jobs = [(form, method, k) for form in FORMS for method in ("skksivi", "NUTS") for k in range(n_seeds)]
     rows = results(args, jobs, partial(run, quick=args.quick))["rows"]
     heads = ("Form", "Method", *(f"{level:.0%}" for level in LEVELS), "Calls", "Divergences; ESS")
-    keys = ("quantiles", "calls", "n_effective", "divergences")
+    keys = "quantiles", "calls", "n_effective", "divergences"
     found = {pair: {key: of(rows, key, case=pair[0], method=pair[1]) for key in keys} for pair in pairs(rows)}
     show_tables(args, {"schools": rst(heads, [(*pair, *cells_of(each)) for pair, each in found.items()])})
 

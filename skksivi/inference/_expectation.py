@@ -80,9 +80,8 @@ class Expectation(NamedTuple):
             return np.where(self.plain.se == self.se, 1.0, np.square(self.plain.se / np.asarray(self.se)))[()]
 
     def _rows(self) -> list[tuple[str, str]]:
-        pairs = zip(np.ravel(self.value)[:9], np.ravel(self.se)[:9], strict=True)
-        means = ", ".join(with_error(*pair) for pair in pairs) + (", ..." if np.size(self.value) > 9 else "")
-        return [("value", means), ("score calls", f"{self.n_score_calls:,}")]
+        first = zip(np.ravel(self.value)[:9], np.ravel(self.se), strict=False)
+        return [("value", ", ".join(with_error(*pair) for pair in first)), ("score calls", f"{self.n_score_calls:,}")]
 
 
 #: A target by its score, or the scores of draws.

@@ -91,8 +91,8 @@ def check_pole(score_fn: ScoreFunction, m: Tensor) -> None:
     ------
     ImproperError
     """
-    most, d = 64, len(m)
-    gaps = torch.tensor([1e-1, 1e-3, 1e-5]).to(m)[:, None, None] * torch.eye(d).to(m)[:most] * m.abs().clamp_min(1)
+    axes = torch.eye(len(m)).to(m)[:64] * m.abs().clamp_min(1)
+    gaps = torch.tensor([1e-1, 1e-3, 1e-5]).to(m)[:, None, None] * axes
     rates = -(score_fn((m + gaps).flatten(0, 1)).detach().view(gaps.shape) * gaps).sum(-1)
     if (is_pole := ((rates - rates[-1]).abs() < 0.02 * rates[-1]).all(0) & (rates[-1] >= 1)).any():
         j = int(is_pole.byte().argmax())

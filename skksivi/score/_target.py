@@ -105,9 +105,10 @@ def compared_score(
     d = unwrapped(score_fn, getattr(score_fn, "n_features", n_features))[1]
     if d != n_features:
         raise ValueError(f"the target has {d} features, expected {n_features} as in `fit`.")
-    score = resolve_score(score_fn, d, dtype=DTYPES[dtype], device=resolve_device(device), warns=False)
-    doubt = score.doubt
-    if doubt is not None and (doubt.ends is None or (draws is not None and doubt.concerns(draws))):
+    is_known, where = draws is None, resolve_device(device)  # the fit has asked more
+    score = resolve_score(score_fn, d, dtype=DTYPES[dtype], device=where, warns=False, frugal=is_known)
+    score.double.tally.is_frugal = False
+    if (doubt := score.doubt) is not None and (doubt.ends is None or (draws is not None and doubt.concerns(draws))):
         warn_caller(doubt.words)
     return score.double
 

@@ -96,12 +96,11 @@ def test_what_is_no_file_of_the_target_is_refused(tmp_path):
     other = from_log_prob(lambda x: -x.square().sum(1), 3)
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}' holds the scores of another target"):
         remembered(other, path)
-    data = {"y": 1.0}
-    score_fn = lambda X: data["y"] - X  # noqa: E731
-    remembered(from_score_fn(score_fn, 3), tmp_path / "data").score_fn(np.zeros((1, 3)))
-    data["y"] = 5.0
+    data, of_data = [1.0], from_score_fn(lambda X: data[0] - X, 3)
+    remembered(of_data, tmp_path / "data").score_fn(np.zeros((1, 3)))
+    data[0] = 5.0
     with pytest.raises(ValueError, match=r"at x = \[0, 0, 0\] the score is \[1, 1, 1\] there, \[5, 5, 5\] now"):
-        remembered(from_score_fn(score_fn, 3), tmp_path / "data")
+        remembered(of_data, tmp_path / "data")
     path.write_text("a note of somebody")
     with pytest.raises(ValueError, match="holds no remembered scores; name another file"):
         remembered(other, path)

@@ -126,11 +126,12 @@ def test_levels_that_make_no_map_are_refused(warp):
 @pytest.mark.slow
 def test_a_wide_banana_is_fitted_by_its_score_alone():
     """Standard deviations within 10%, of 40,000 draws on either side; without a warp they are 5 to 7 and 3 to 6."""
-    q = KSIVIApproximator(random_state=1).fit(Bent().score_fn, n_features=2)
-    ratio = q.sample(40_000).std(0) / Bent(2).sample(40_000).std(0).numpy()
-    assert isinstance(q.whitening_.warp, Warp)
-    assert np.abs(ratio - 1).max() < 0.1
-    assert q.n_score_calls_ + q.n_products_ < 100_000
+    fits = [KSIVIApproximator(random_state=k).fit(Bent().score_fn, n_features=2) for k in (1, 2)]
+    for q in fits:
+        ratio = q.sample(40_000).std(0) / Bent(2).sample(40_000).std(0).numpy()
+        assert isinstance(q.whitening_.warp, Warp)
+        assert np.abs(ratio - 1).max() < 0.1
+    assert np.mean([q.n_score_calls_ + q.n_products_ for q in fits]) < 100_000
 
 
 def test_what_a_fit_offers_is_in_the_coordinates_of_the_target(tmp_path):

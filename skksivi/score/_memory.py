@@ -36,8 +36,8 @@ Function = Callable[[Any], Any]
 def remembered(target: Any, path: str | os.PathLike[str] | None = None) -> Any:  # noqa: ANN401
     """Return a target whose scores and log-densities are remembered: no point is evaluated twice.
 
-    A fit that was killed is run again as it was: it makes the calls that are missing, and one of the score and of log p
-    to see that a file is of this target; its draws are the same bit for bit. What comes after it, such as
+    A fit that was killed is run again as it was: it makes the calls that are missing, and one of score and log p to
+    see that a file is of this target; its draws are the same bit for bit. What comes after it, such as
     `skksivi.diagnose`, is served from the same points. Products with the Jacobian of the score are not remembered.
 
     Parameters

@@ -96,7 +96,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         Width of the kernel in whitened units: a number, or the median heuristic on the draws of each layer. None and
         "auto" leave it to `kernel`, whose own rule is by default the median heuristic, or along the path to
         the variances of the draws, see `KSIVIApproximator`.
-    gradient_estimator : {"auto", "u-statistic", "vanilla"}, default="auto"
+    gradient_estimator : {"auto", "normalized", "u-statistic", "vanilla"}, default="auto"
         "u-statistic", which is "auto": all pairs within one batch of each layer (Algorithm 2). "vanilla": pairs
         between two batches (Algorithm 1), with twice as many draws and scores.
     batch_size : int or "auto", default="auto"

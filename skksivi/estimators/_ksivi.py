@@ -113,11 +113,11 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         Width of the kernel in whitened units. Along the path, if `kernel` is a name, "auto" is 0.35 times the
         root of the summed variances of the draws. Otherwise, and with None, `kernel` sets its own width, by default
         by the median heuristic, as in the paper.
-    gradient_estimator : {"auto", "u-statistic", "vanilla"}, default="auto"
-        How "ksivi" estimates the discrepancy: "u-statistic", which is "auto", with all pairs within one batch
-        (Algorithm 2), "vanilla" with the pairs between two batches (Algorithm 1), which takes twice as many draws and
-        score evaluations per iteration. With minibatches of the data, both use all pairs between two halves of the
-        batch.
+    gradient_estimator : {"auto", "normalized", "u-statistic", "vanilla"}, default="auto"
+        How "ksivi" estimates the discrepancy: "u-statistic" with all pairs within one batch (Algorithm 2), "vanilla"
+        with the pairs between two batches (Algorithm 1), which takes twice as many draws and score evaluations per
+        iteration, "normalized", which is "auto", as the first, with a kernel that gives tails more weight, see
+        :doc:`/ksivi`. With minibatches of the data, all use the pairs between two halves of the batch.
     batch_size : int or "auto", default="auto"
         The N of the estimator, at least 2; "auto" is 128 for the discrepancy, and 32 along the path, whose local
         averages are over the draws of the last 20 iterations.
@@ -257,7 +257,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     _training: ClassVar[dict[str, object]] = {
         "kernel": "gaussian",
         "bandwidth": "auto",
-        "gradient_estimator": "u-statistic",
+        "gradient_estimator": "normalized",
         "latent_dim": None,
         "hidden_layer_sizes": (100, 100),
         "mixing": "auto",

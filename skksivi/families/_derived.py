@@ -102,11 +102,8 @@ class DefensiveMixture(Derived):
     def wide(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d) of the wider Gaussians, as evenly from all of them as can be, in random order."""
         m, L = self.map
-        u, n_scaled, s, t = (
-            standard_normal(n, m, generator),
-            n - n // 2,
-            *(m.new_tensor(a) for a in (SCALES, STRETCHES)),
-        )
+        u, n_scaled = standard_normal(n, m, generator), n - n // 2
+        s, t = map(m.new_tensor, (SCALES, STRETCHES))
         y, scale = u @ L.mT, s.repeat(-(-n_scaled // len(s)))[:n_scaled, None]
         j = torch.randperm(len(m), generator=generator, device=m.device).repeat(-(-n // len(m)))[: n - n_scaled]
         t = t[torch.randint(len(t), (len(j),), generator=generator, device=m.device)]
@@ -114,10 +111,9 @@ class DefensiveMixture(Derived):
         z = own.gather(1, j[:, None])[:, 0] / sd
         x = m + torch.cat([scale * y[:n_scaled], own + ((t - 1) * z / sd)[:, None] * (L[j] @ L.mT)])
         if self.warp is not None and self.far is not None:
-            in_y, far = scale <= MOST_IN_Y, self.far.unwhiten(scale * u[:n_scaled])
-            x[:n_scaled] = m + y[:n_scaled] * scale.where(in_y, 1)
-            x = self.warp.unwarp(x)[0]
-            x[:n_scaled] = x[:n_scaled].where(in_y, far)
+            scaled, is_far = x[:n_scaled], scale > MOST_IN_Y
+            x = self.warp.unwarp(torch.cat([scaled.where(~is_far, m), x[n_scaled:]]))[0]
+            x[:n_scaled] = self.far.unwhiten(scale * u[:n_scaled]).where(is_far, x[:n_scaled])
         return x[torch.randperm(n, generator=generator, device=m.device)]
 
     def log_density(self, x: Tensor) -> LogDensity:
@@ -129,17 +125,17 @@ class DefensiveMixture(Derived):
         (m, L), d = self.map, self.n_features
         y, log_scale = (x, 0.0) if self.warp is None else self.warp.warp(x)
         square, z = self.map.whiten(y).square().sum(1), (y - m) / L.norm(dim=1)
-        s, t = (m.new_tensor(a) for a in (SCALES, STRETCHES))
+        s, t = map(m.new_tensor, (SCALES, STRETCHES))
         gains = (1 - t.square().reciprocal()) * z.square()[:, :, None] / 2 - t.log()  # (n, d, 3)
         stretched = gains.flatten(1).logsumexp(1) - square / 2 - math.log(d * len(t))
         in_y = s if self.far is None else s[s <= MOST_IN_Y]
         wide = torch.logaddexp(_scaled(square, in_y, d) - math.log(len(s)), stretched) - log_scale
-        wide = _known(wide - self.map.log_determinant())  # NaN far beyond moments
+        wide = (wide - self.map.log_determinant()).nan_to_num(-math.inf)  # far beyond moments
         if self.far is not None:
             far = _scaled(self.far.whiten(x).square().sum(1), s[s > MOST_IN_Y], d) - math.log(len(s))
             wide = torch.logaddexp(wide, far - self.far.log_determinant())
         wide = wide - d / 2 * math.log(2 * math.pi) + math.log((1 - self.share) / 2)
-        log_q = _known(of_sampler.value) + math.log(self.share)
+        log_q = of_sampler.value.nan_to_num(-math.inf, math.inf, -math.inf) + math.log(self.share)
         value = torch.logaddexp(log_q, wide)
         return LogDensity(value, of_sampler.se * (log_q - value).exp())
 
@@ -147,10 +143,6 @@ class DefensiveMixture(Derived):
 def _scaled(squares: Tensor, s: Tensor, d: int) -> Tensor:
     """Return the logarithm (n,) of the sum of the densities of N(0, s^2 I), without constants, at squared norms."""
     return (-squares[:, None] / (2 * s.square()) - d * s.log()).logsumexp(1)
-
-
-def _known(log_density: Tensor) -> Tensor:
-    return log_density.where(~log_density.isnan(), -math.inf)
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,8 @@ METHODS = {
 }
 #: The initial sigmas and the powers of the row means that were tried, from two of the starts.
 POWERS = {f"KSD, power 1/{n}": 1 / n for n in (8, 2)}
-VARIANTS = {f"KSD, sigma {s}": {"method": "ksivi", "initial_scale": s} for s in (0.4, 0.8, 0.99)}
-VARIANTS |= {name: {"method": "ksivi"} for name in POWERS}
-METHODS |= VARIANTS
+SIGMAS = {f"KSD, sigma {s}": {"method": "ksivi", "initial_scale": s} for s in (0.4, 0.8, 0.99)}
+METHODS |= (VARIANTS := SIGMAS | {name: {"method": "ksivi"} for name in POWERS})
 
 
 def start(kind, R, rng):

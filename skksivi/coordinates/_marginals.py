@@ -66,24 +66,29 @@ class Quantiles(NamedTuple):
         inside = y.clamp(self.low, self.high)
         place = (inside - self.low) / self.step
         i = place.nan_to_num().long().clamp_max(self.values.shape[1] - 2)
-        t = place - i
-        (a, b), (da, db) = ([curve.mT.gather(0, j) for j in (i, i + 1)] for curve in (self.values, self.slopes))
-        da, db = self.step * da, self.step * db
-        cubic = a + t * (da + t * (3 * (b - a) - 2 * da - db + t * (2 * (a - b) + da + db)))
-        slope = (da + t * (6 * (b - a) - 4 * da - 2 * db + 3 * t * (2 * (a - b) + da + db))) / self.step
-        return cubic + (y - inside) * slope, slope
+        t, (a, b, c, d) = place - i, self._cubics(i)
+        slope = (b + t * (2 * c + 3 * t * d)) / self.step
+        return a + t * (b + t * (c + t * d)) + (y - inside) * slope, slope
 
     def solve(self, z: Tensor) -> Tensor:
         """Return the y (n, k) at which the values are z (n, k)."""
-        i = torch.searchsorted(self.values.contiguous(), z.mT.contiguous()).mT - 1
-        low = self.low + self.step * i.clamp(0, self.values.shape[1] - 2).to(z)
+        z_by_row, last = z.mT.contiguous(), self.values.shape[1] - 2
+        i = (torch.searchsorted(self.values.contiguous(), z_by_row).mT - 1).clamp(0, last)
+        (a, b, c, d), low = self._cubics(i), self.low + self.step * i.to(z)
         high = low + self.step
         for _ in range(60):
             middle = (low + high) / 2
-            is_below = self.at(middle)[0] < z
+            t = (middle - self.low) / self.step - i
+            is_below = a + t * (b + t * (c + t * d)) < z
             low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
         value, slope = self.at(high)
         return high + (z - value) / slope  # beyond the nodes, where these are linear
+
+    def _cubics(self, i: Tensor) -> tuple[Tensor, ...]:
+        """Return the coefficients (n, k) from the nodes i (n, k) to the next."""
+        curves = self.values.mT, self.step * self.slopes.mT
+        (a, b), (da, db) = ([curve.gather(0, j) for j in (i, i + 1)] for curve in curves)
+        return a, da, 3 * (b - a) - 2 * da - db, 2 * (a - b) + da + db
 
     def to(self, device: torch.device) -> Quantiles:
         return self._replace(values=self.values.to(device), slopes=self.slopes.to(device))

@@ -1,5 +1,6 @@
 """What the pilot builds on: the search for modes, line integrals of the score, Gaussians fitted by scores."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -49,6 +50,15 @@ def test_the_search_goes_up_a_heavy_tail_against_its_curvature(mode):
     (m, L), _ = saddle_free_newton(as_score(lambda x: student_score(x - mode)), origin(2))
     torch.testing.assert_close(m, torch.full_like(m, mode), rtol=0, atol=0.05)
     torch.testing.assert_close(L @ L.mT, 5 / 7 * torch.eye(2, dtype=m.dtype), rtol=0, atol=0.02)
+
+
+@every("log_unit", [-40.0, 25.0])
+def test_the_search_finds_a_scale_from_far_away(log_unit):
+    """Of N(0, 1) data in another unit; far above it the curvature is rounding, and Newton's own step has no bound."""
+    squares = np.exp(2 * log_unit) * torch.linspace(-2, 2, 9).double().square().sum()
+    score = as_score(lambda x: torch.cat([-x[:, :1], squares * (-2 * x[:, 1:]).exp() - 9], 1))
+    (m, _), _ = saddle_free_newton(score, origin(2))
+    assert m[1] == pytest.approx(log_unit + np.log(15 / 9) / 2, abs=0.01)
 
 
 def test_a_mode_without_curvature_leaves_the_scale():

@@ -569,7 +569,8 @@ class WeightedDraws:
 
     def knows_variance(self, f: np.ndarray) -> np.ndarray:
         """Tell of each column of values f (n, k) of the rows whether it seems to have a variance under p: its
-        standard error is smaller, and the tail has a shape well below a half.
+        standard error is smaller, it does not rest on rows that weigh less than one draw, and the tail has a shape
+        well below a half.
         """
         away = np.square(f - self.weights @ f)
         variance = self.weights @ away
@@ -577,7 +578,7 @@ class WeightedDraws:
         known = np.array([standard_error(column) for column in influence.T]) < variance
         drawn = away[systematic_rows(self.weights, len(f))]
         shapes = [pareto_smoothed(np.log(a + np.finfo(np.float64).tiny) / 2)[1] for a in drawn.T]
-        return known & (np.array(shapes) < 0.4)
+        return known & (2 * drawn.mean(0) > variance) & (np.array(shapes) < 0.4)
 
     def expectation(self, f: Callable[[np.ndarray], ArrayLike]) -> Estimate:
         """Return the mean of a function under the posterior, with the fit as a control variate.

@@ -97,7 +97,7 @@ sphinx_gallery_conf = {
                 "plot_numpyro.py",
             ),
             *("plot_pymc.py", "plot_comparison.py", "plot_diagnose.py", "plot_calibration.py"),
-            *("plot_heavy_tails.py", "plot_hierarchy.py", "plot_mode_weights.py"),
+            *("plot_hierarchy.py", "plot_mode_weights.py"),
             *("plot_toys.py", "plot_convergence.py", "plot_gradient_norms.py", "plot_smoothness.py"),
             *("plot_logistic_regression.py", "plot_diffusion.py", "plot_student.py", "*"),
         ]

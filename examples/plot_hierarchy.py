@@ -80,4 +80,4 @@ plt.show()
 # That all modes of the ring have equal weights says little, because it follows from symmetry. If the ring is shifted
 # or its weights are unequal, the fit needs a start that includes the modes, as ``whiten="auto"`` finds it, or weights
 # from the score, as in :ref:`another example <sphx_glr_gallery_plot_mode_weights.py>`. For heavy tails the base has
-# to have them: :ref:`sphx_glr_gallery_plot_heavy_tails.py`.
+# to have them: :ref:`sphx_glr_gallery_paper_plot_student.py`.

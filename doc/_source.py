@@ -44,8 +44,8 @@ class Source(SphinxRole):
 
 
 def add_short_ids(_app, doctree):
-    """Name each part of ``skksivi.diagnostics`` as a part of the package, too. "[docs]" beside its code leads there: to
-    one module for each file, and `diagnose` of the same file belongs to the package.
+    """Name each part of ``skksivi.diagnostics`` as a part of the package, too. "[docs]" beside its code leads there:
+    all of one file lead to one module, and `diagnose` belongs to the package.
     """
     for signature in doctree.findall(addnodes.desc_signature):
         if signature.get("module") == "skksivi.diagnostics":

@@ -118,9 +118,8 @@ print("", arviz_stats.psense_summary(fit, var_names=["mu", "tau"]).to_string(), 
 # Left, each player's average after 45 at-bats, his rate by both methods, with 90% intervals, and his average in the
 # rest of the season. Right, the spread of the players on the scale of log-odds: its posterior, which reaches down to
 # zero, and its prior; below, the standard deviation of the hits of eighteen players in data predicted by both models,
-# and in the data. Means and intervals agree. Below 0.1 the histogram of skksivi has a dip that the histogram
-# of NUTS does not have: the fit is a mixture of a few Gaussians in log tau, and such details of a density are less
-# accurate than its moments.
+# and in the data. Means and intervals agree. Below 0.1 the histograms of tau differ a little: the fit is a
+# mixture of a few Gaussians in log tau, and such details of a density are less accurate than its moments.
 
 parts = [["rates", "spread"], ["rates", "predicted"]]
 figure, axes = plt.subplot_mosaic(parts, figsize=(9, 5.6), width_ratios=[2, 1], layout="constrained")
@@ -154,8 +153,8 @@ right.legend(frameon=False)
 # sphinx_gallery_start_ignore
 figure.set_label(
     "Left, eighteen players with the 90% intervals of NUTS and skksivi, which agree, and their averages before and "
-    "after. Right, histograms of the spread of players by both, which agree except for a dip of skksivi below "
-    "0.1, and of the sd of hits in predicted data, around the sd of the data."
+    "after. Right, histograms of the spread of players by both, which agree, and of the sd of hits in predicted "
+    "data, around the sd of the data."
 )
 if args.output:
     figure.savefig(args.output, dpi=150)

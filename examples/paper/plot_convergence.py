@@ -4,7 +4,7 @@ KL and MMD against iterations
 
 The paper's two figures of convergence on the toy targets, KSIVI beside SIVI-SM: the Kullback-Leibler divergence,
 estimated from 100,000 draws, and the squared maximum mean discrepancy, from 1,000; mean and standard deviation of
-five runs of 50,000 iterations with batches of 500 (``--full``). Here is one run of 2,000 iterations with batches of
+five runs of 50,000 iterations with batches of 500 (``--full``). Here is one run of 2,500 iterations with batches of
 100, up to five times the learning rate, 10,000 draws for KL, and a temperature for the X too.
 
 The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
@@ -24,7 +24,7 @@ from skksivi.baselines import SIVISM
 from skksivi.metrics import mmd
 from skksivi.targets import Banana, Multimodal, XShaped
 
-MAX_ITER = 2000
+MAX_ITER = 2500
 FULL = False  # True for the paper's iterations and draws
 # sphinx_gallery_start_ignore
 import argparse
@@ -101,8 +101,8 @@ axes[0, 0].legend(frameon=False, loc="lower left")
 
 # sphinx_gallery_start_ignore
 figure.set_label(
-    "Two rows of three panels. The divergence and the discrepancy of KSIVI fall with the iterations, fastest for "
-    "two modes; with SIVI-SM both stay high or fluctuate."
+    "Two rows of three panels, against iterations. At the end KSIVI has a lower divergence and a lower discrepancy "
+    "than SIVI-SM on all three targets, by far on the two modes."
 )
 if args.output:
     figure.savefig(args.output, dpi=110)

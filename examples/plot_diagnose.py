@@ -117,8 +117,8 @@ print(report)
 figure = report.plot()
 # sphinx_gallery_start_ignore
 figure.set_label(
-    "Report on a Gaussian fitted to heavy tails: the list of checks has errors, tails and shape in orange; the other "
-    "panels look right."
+    "Report on a Gaussian fitted to heavy tails: the list of checks has errors and tails in orange, and a question "
+    "mark at shape; the other panels look right."
 )
 if args.output:
     figure.savefig(args.output, dpi=80)

@@ -29,8 +29,8 @@ MAX_ITER = args.max_iter
 
 # %%
 # The methods: the defaults of this package, which train nothing here, and its hierarchy of layers; semi-implicit
-# inference by the evidence bound, two Gaussians, particles and Markov chains. A method that warns says that a number
-# may be off.
+# inference by the evidence bound, two Gaussians, particles and Markov chains. After so few iterations HKSIVI warns
+# that a mean is off.
 
 options = {"max_iter": MAX_ITER, "random_state": 0}
 methods = {

@@ -28,7 +28,8 @@ MAX_ITER = args.max_iter
 # sphinx_gallery_end_ignore
 
 # %%
-# Three hierarchies from N(0, I), without whitening, which would find the modes before the training.
+# Three hierarchies from N(0, I), without whitening, which would find the modes before the training. With one and with
+# two layers the fit warns that it is too wide.
 
 ring = EightGaussians()
 BOX = (-14, 14, -14, 14)

@@ -26,8 +26,8 @@ MAX_ITER = args.max_iter
 
 # %%
 # Eight Gaussians with unequal weights. One fit starts at a normal mixing distribution, which has no information about
-# the weights, and gets the score as a bare function, so that nothing else is known about the target. It warns that its
-# draws do not have the target's weights.
+# the weights, and gets the score as a bare function, so that nothing else is known about the target. It warns that
+# its draws do not have the target's weights.
 
 weights = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
 target = EightGaussians(shift=5.0, weights=weights)

@@ -1,6 +1,7 @@
 """Adaptive importance sampling: mixtures that are fitted to weighted draws, their density, and what stays."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ def test_densities_of_gaussians_and_of_what_defends_them_are_normalised(is_warpe
     q = Gaussians(Components.together([of_one(m, L), of_one(-m, 0.5 * L)], [0.7, 0.3]), warp)
     mixture = DefensiveMixture.of(q, generator())
     narrow = Gaussians(of_one(m, 0.3 * L), warp)  # which neither is bounded by
-    for own, other in ((q, mixture), (mixture, DefensiveMixture(q, Affine(m, 1.3 * L), warp)), (narrow, mixture)):
+    for own, other in ((q, mixture), (mixture, replace(mixture, map=Affine(m, 1.3 * L))), (narrow, mixture)):
         x = other.sample(40_000, generator(1))
         r = (own.log_density(x).value - other.log_density(x).value).exp()
         assert abs(r.mean() - 1) < 5 * r.std() / len(r) ** 0.5

@@ -77,14 +77,6 @@ def test_sources_may_be_left_out():
         KSIVIApproximator(whiten=Pilot(skip=["other mode"])).fit(torch.neg, n_features=2)
 
 
-@every("effort, n", [("low", 2), ("auto", 4), ("high", 4)])
-def test_chains_get_longer_by_effort(effort, n):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_find, "_improves", stage := Mock(return_value=False))
-        pilot_of(bent_score, 2, effort=effort, skip=("importance sampling",), warps=False)
-    assert stage.call_count == n
-
-
 # The judge
 
 

@@ -22,8 +22,9 @@ from skksivi.score._score import Score
 #: The share of the sampler among the draws of a defensive mixture.
 SHARE = 0.5
 
-#: How many times as wide as a sampler a defensive mixture is in all directions, and along a coordinate.
-SCALES, STRETCHES = (1.5, 2.0, 4.0, 8.0, 16.0, 32.0), (2.0, 4.0, 8.0)
+#: How many times as wide as a sampler a defensive mixture is in all directions, at most in coordinates that take care
+#: of tails, and along a coordinate.
+SCALES, MOST_IN_Y, STRETCHES = (1.5, 2.0, 4.0, 8.0, 16.0, 32.0), 4.0, (2.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class DefensiveMixture(Derived):
     r"""The draws x of a sampler, some replaced by draws of Gaussians wider than it in all directions or in one.
 
     With m and :math:`C = L L^\top` the mean and the covariance of the sampler, in coordinates y if it has these, half
-    of the others are draws of :math:`N(m, s^2 C)`, with s from 1.5 to 32, or to 4 in y, and half of
+    of the others are draws of :math:`N(m, s^2 C)`, with s from 1.5 to 32, those beyond 4 in x, and half of
     :math:`N(m, C + (t^2 - 1) v_j v_j^\top)`, with :math:`v_j = C e_j / \sqrt{C_{jj}}` and t from 2 to 8: a coordinate
     is stretched, and the others follow as in the Gaussian. They look where the sampler does not draw, as in a halo or
     a lost tail, and importance ratios to the density of all draws are bounded where those to the sampler's are not.
@@ -63,6 +64,8 @@ class DefensiveMixture(Derived):
         The m and L.
     warp : Curved or None
         The map to x of y.
+    far : Affine or None
+        The median and the widths of the coordinates of the sampler, for what is beyond y.
     share : float
         Of the sampler among the draws.
 
@@ -74,16 +77,21 @@ class DefensiveMixture(Derived):
 
     map: Affine
     warp: Curved | None = None
+    far: Affine | None = None
     share: float = SHARE
 
     @classmethod
     def of(cls, sampler: Sampler, generator: torch.Generator) -> DefensiveMixture:
         """Return it with the mean and the covariance of a mixture, or of draws that no weights depend on."""
-        if (found := gaussians_of(sampler)) is not None:
-            return cls(sampler, found.mixture.map(), found.warp)
+        if (found := gaussians_of(sampler)) is not None and found.warp is None:
+            return cls(sampler, found.mixture.map())
         x, fit = sampler.sample(4000, generator).double(), unweighted(sampler)
-        warp = fit.whitening.warp if isinstance(fit, Layer | Layers) else None
-        return cls(sampler, gaussian_of(x if warp is None else warp.warp(x)[0]), warp)
+        warp = found.warp if found is not None else fit.whitening.warp if isinstance(fit, Layer | Layers) else None
+        if warp is None:
+            return cls(sampler, gaussian_of(x))
+        low, middle, high = x.quantile(x.new_tensor([0.159, 0.5, 0.841]), dim=0)
+        map_ = gaussian_of(warp.warp(x)[0]) if found is None else found.mixture.map()
+        return cls(sampler, map_, warp, Affine(middle, ((high - low) / 2).diag()))
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d)."""
@@ -94,23 +102,19 @@ class DefensiveMixture(Derived):
     def wide(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d) of the wider Gaussians, as evenly from all of them as can be, in random order."""
         m, L = self.map
-        y, n_scaled = standard_normal(n, m, generator) @ L.mT, n - n // 2
-        s, t = self._widths
-        scale = s.repeat(-(-n_scaled // len(s)))[:n_scaled]
+        u, n_scaled = standard_normal(n, m, generator), n - n // 2
+        s, t = map(m.new_tensor, (SCALES, STRETCHES))
+        y, scale = u @ L.mT, s.repeat(-(-n_scaled // len(s)))[:n_scaled, None]
         j = torch.randperm(len(m), generator=generator, device=m.device).repeat(-(-n // len(m)))[: n - n_scaled]
         t = t[torch.randint(len(t), (len(j),), generator=generator, device=m.device)]
         own, sd = y[n_scaled:], L.norm(dim=1)[j]
         z = own.gather(1, j[:, None])[:, 0] / sd
-        stretched = own + ((t - 1) * z / sd)[:, None] * (L[j] @ L.mT)
-        y = m + torch.cat([scale[:, None] * y[:n_scaled], stretched])
-        y = y[torch.randperm(n, generator=generator, device=m.device)]
-        return y if self.warp is None else self.warp.unwarp(y)[0]
-
-    @property
-    def _widths(self) -> tuple[Tensor, Tensor]:
-        """The s and t, none of which is large in coordinates that take care of tails."""
-        most = len(SCALES) if self.warp is None else 3
-        return self.map.m.new_tensor(SCALES[:most]), self.map.m.new_tensor(STRETCHES[:most])
+        x = m + torch.cat([scale * y[:n_scaled], own + ((t - 1) * z / sd)[:, None] * (L[j] @ L.mT)])
+        if self.warp is not None and self.far is not None:
+            scaled, is_far = x[:n_scaled], scale > MOST_IN_Y
+            x = self.warp.unwarp(torch.cat([scaled.where(~is_far, m), x[n_scaled:]]))[0]
+            x[:n_scaled] = self.far.unwhiten(scale * u[:n_scaled]).where(is_far, x[:n_scaled])
+        return x[torch.randperm(n, generator=generator, device=m.device)]
 
     def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate its log-density (n,) at points x (n, d)."""
@@ -121,15 +125,24 @@ class DefensiveMixture(Derived):
         (m, L), d = self.map, self.n_features
         y, log_scale = (x, 0.0) if self.warp is None else self.warp.warp(x)
         square, z = self.map.whiten(y).square().sum(1), (y - m) / L.norm(dim=1)
-        s, t = self._widths
-        scaled = (-square[:, None] / (2 * s.square()) - d * s.log()).logsumexp(1) - math.log(len(s))
+        s, t = map(m.new_tensor, (SCALES, STRETCHES))
         gains = (1 - t.square().reciprocal()) * z.square()[:, :, None] / 2 - t.log()  # (n, d, 3)
         stretched = gains.flatten(1).logsumexp(1) - square / 2 - math.log(d * len(t))
-        wide = torch.logaddexp(scaled, stretched) - math.log(2) - log_scale
-        wide = wide - self.map.log_determinant() - d / 2 * math.log(2 * math.pi) + math.log(1 - self.share)
-        log_q = of_sampler.value + math.log(self.share)
-        value = torch.logaddexp(log_q, wide.where(~wide.isnan(), -math.inf))  # NaN far beyond moments
+        in_y = s if self.far is None else s[s <= MOST_IN_Y]
+        wide = torch.logaddexp(_scaled(square, in_y, d) - math.log(len(s)), stretched) - log_scale
+        wide = (wide - self.map.log_determinant()).nan_to_num(-math.inf)  # far beyond moments
+        if self.far is not None:
+            far = _scaled(self.far.whiten(x).square().sum(1), s[s > MOST_IN_Y], d) - math.log(len(s))
+            wide = torch.logaddexp(wide, far - self.far.log_determinant())
+        wide = wide - d / 2 * math.log(2 * math.pi) + math.log((1 - self.share) / 2)
+        log_q = of_sampler.value.nan_to_num(-math.inf, math.inf, -math.inf) + math.log(self.share)
+        value = torch.logaddexp(log_q, wide)
         return LogDensity(value, of_sampler.se * (log_q - value).exp())
+
+
+def _scaled(squares: Tensor, s: Tensor, d: int) -> Tensor:
+    """Return the logarithm (n,) of the sum of the densities of N(0, s^2 I), without constants, at squared norms."""
+    return (-squares[:, None] / (2 * s.square()) - d * s.log()).logsumexp(1)
 
 
 @dataclass(frozen=True)

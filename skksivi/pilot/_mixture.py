@@ -21,6 +21,7 @@ from skksivi.score._score import ScoreFunction
 from skksivi.score._tally import DivergedError
 
 with keeping_random():
+    from scipy.optimize import minimize
     from sklearn.covariance import ledoit_wolf
     from sklearn.mixture import GaussianMixture
 
@@ -296,18 +297,21 @@ def score_matched(mixture: Components, u: Tensor, s: Tensor, generator: torch.Ge
     u_held_out, s_held_out = u[rows[:n_held_out]], s[rows[:n_held_out]]
     u, s = u[rows[n_held_out:]], s[rows[n_held_out:]]
     start = MixtureParameters.of(mixture)
-    found = MixtureParameters(*(a.clone().requires_grad_() for a in start))
-    optimizer = torch.optim.LBFGS(found, max_iter=40, history_size=20, line_search_fn="strong_wolfe")
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = found.losses(u, s).mean()
-        value.backward()
-        return value
+    def parameters(theta: Tensor) -> MixtureParameters:
+        parts = theta.split([a.numel() for a in start])
+        return MixtureParameters(*(part.view_as(a) for part, a in zip(parts, start, strict=True)))
 
-    with torch.enable_grad():
-        optimizer.step(loss)
-    found = MixtureParameters(*(a.detach() for a in found))
+    def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
+        with torch.enable_grad():
+            theta = torch.as_tensor(values).to(u).requires_grad_()
+            value = parameters(theta).losses(u, s).mean()
+            return value.item(), as_array(torch.autograd.grad(value, theta)[0])
+
+    at_first = as_array(torch.cat([a.flatten() for a in start]))
+    # not torch's, which imports a compiler at its first step
+    end = minimize(loss, at_first, jac=True, method="L-BFGS-B", options={"maxiter": 40, "maxcor": 20})
+    found = parameters(torch.as_tensor(end.x).to(u))
     before, after = (a.losses(u_held_out, s_held_out).mean() for a in (start, found))
     return found.mixture() if after < before else mixture
 

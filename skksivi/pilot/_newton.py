@@ -26,6 +26,9 @@ FLOOR = 1e-14
 #: The most steps of a search from one of many starts, and of one in many dimensions.
 MAX_STEPS = 60
 
+#: The longest step before a line search, which is up to a thousand times as long, as a multiple of 1 + |x|.
+LONGEST = 2.0**13
+
 #: A score at which a search for a mode ends.
 STEEPEST = 1e50
 
@@ -159,8 +162,9 @@ def search_modes(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) 
         s = score_fn(here).detach()
         lam, V = _curvatures(score_fn, here)
         p = ((s[:, None] @ V) / lam.abs()[:, None] @ V.mT)[:, 0]
+        level = (s * p).sum(1) < TOLERANCE * d
+        p = p * (LONGEST * (1 + here.norm(dim=1)) / p.norm(dim=1)).clamp_max(1)[:, None]
         decrement = (s * p).sum(1)
-        level = decrement < TOLERANCE * d
         convex = lam[:, 0] < 0
         step = torch.ones_like(decrement)
         if not level.all():

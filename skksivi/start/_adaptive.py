@@ -291,7 +291,8 @@ class AdaptiveSampler:
         map_ = source.mixture.map if source.mixture.warp is None else self.modes.map
         if not isinstance(map_, Affine):
             return verdict
-        return of_weights(draws, self.score, map_, suspects(self.score, map_, map_.whiten(x)))
+        V = suspects(self.score, map_, map_.whiten(x))
+        return verdict if V is None else of_weights(draws, self.score, map_, V, verdict.errors)
 
     def _look_for_contradiction(self, draws: WeightedDraws) -> None:
         """Look for a jump where the mean score of the target is not zero although its weights are reliable."""

@@ -48,10 +48,14 @@ def suspects(score: Score, coordinates: Whitening | Affine, u: Tensor) -> Tensor
 
 
 def of_weights(
-    draws: WeightedDraws, score: Score, whitening: Whitening | Affine | None = None, V: Tensor | None = None
+    draws: WeightedDraws,
+    score: Score,
+    whitening: Whitening | Affine | None = None,
+    V: Tensor | None = None,
+    known: Errors | None = None,
 ) -> Verdict:
     """Judge a fit by its weighted draws, in the parameters of its model and, unless some coordinates show in none, in
-    the coordinates and along directions V (d, k) of whitened ones.
+    the coordinates and along directions V (d, k) of whitened ones; but for these the errors may be known.
     """
     reason = (
         f"the effective sample size of {len(draws.weights)} weighted draws is {draws.effective:.0f}, k-hat "
@@ -66,12 +70,13 @@ def of_weights(
         columns = [(f[:, new], g[:, new])] * bool(new.any()) + [(draws.X, draws.draws)]
         labels = [label for label, kept in zip(labels, new, strict=True) if kept]
         labels += [score.label(i) for i in range(score.n_features)]
+    columns = columns if known is None else []
     if whitening is not None and V is not None and V.shape[1] and shows:
         along = [whitening.whiten(torch.as_tensor(X).to(V)) @ V for X in (draws.X, draws.draws)]
         columns.append((as_array(along[0]), as_array(along[1])))
         labels += [_direction(torch.as_tensor(draws.draws).to(V), a, score) for a in along[1].mT]
     with np.errstate(all="ignore"):  # of constants
-        found = [_errors(draws, *pair) for pair in columns]
+        found = [*filter(None, [known]), *(_errors(draws, *pair) for pair in columns)]
     errors = Errors(*(np.concatenate(parts, -1) for parts in zip(*found, strict=True)))
     if draws.trusted:
         return Verdict.of(errors, labels.__getitem__, "weights")

@@ -79,8 +79,8 @@ POWER = 0.25
 def normalized(x: Tensor, f: Tensor, kernel: Kernel) -> Tensor:
     r"""Return the U-statistic under :math:`k(x, y) (r(x)\, r(y))^{-1/4}`, with r the row means of k, held fixed.
 
-    This kernel is positive definite, too. Both draws of a pair are of q, so that a tail counts by its mass squared; as
-    r follows the density of q, it counts by more here.
+    This kernel is positive definite, too. Both draws of a pair are of q, so that a tail counts by its mass squared;
+    r follows the density of q, so that it counts by more here.
     """
     return u_statistic(x, _row_weights(x, kernel) * f, kernel)
 

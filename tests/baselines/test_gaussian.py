@@ -120,17 +120,3 @@ def test_an_average_over_iterations_is_kept(cls):
     """The last iterate alone is off by three times as much, 0.05 sd."""
     q = cls(max_iter=300, learning_rate_decay=None, random_state=0).fit(lambda x: 3 - x, n_features=30)
     assert np.sqrt(np.mean((q.mean_ - 3) ** 2)) < 0.025
-
-
-def test_the_norm_of_the_gradient_is_told():
-    q = MeanFieldVI(max_iter=7, random_state=0).fit(PAIR.score_fn, n_features=2)
-    assert q.norm_curve_.shape == (q.n_iter_,) == (7,)
-    assert (q.norm_curve_ > 0).all()
-
-
-def test_the_calls_of_a_training_are_told_from_those_of_its_start():
-    q, calls = FullRankVI(batch_size=10, random_state=0), []
-    for n in (10, 20):
-        q.set_params(max_iter=n).fit(log_gamma_score, n_features=2)
-        calls.append({stage.name: stage.n_calls for stage in q.stages_})
-    assert calls[1] == calls[0] | {"training": calls[0]["training"] + 100}

@@ -12,7 +12,6 @@ from plain_targets import generator, normal, student_score
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import kernels
-from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MALA, MIED, SVGD, KSDDescent
 from skksivi.baselines._particles import MOLLIFIERS, ksd_gradient, last_fall, mied_gradient, svgd_direction
 from skksivi.baselines._points import find_start
@@ -52,12 +51,6 @@ def test_the_direction_is_its_definition(bandwidth, cls, k):
 # Where points start
 
 
-def test_particles_start_where_init_says():
-    X = np.random.RandomState(0).normal(size=(9, 2))
-    q = SVGD(init=X, max_iter=1, learning_rate=1e-12, random_state=0).fit(lambda x: 3 - x, n_features=2)
-    np.testing.assert_allclose(q.particles_, X, atol=1e-9)
-
-
 def test_points_where_the_score_is_not_finite_go_to_others():
     score = in_double(lambda x: 1 / x.clamp_min(0).sqrt().sqrt() - x, 2)
     _, u = find_start((torch.ones(2), torch.eye(2)), None, 500, score, generator())
@@ -88,13 +81,6 @@ def test_up_to_their_number_draws_are_particles_without_replacement():
         assert len(drawn) == n
         assert drawn <= set(map(tuple, q.particles_))
     assert not np.array_equal(q.sample(40, random_state=0), q.sample(40, random_state=1))
-
-
-def test_more_draws_are_smeared_to_the_last(monkeypatch):
-    """The last five, drawn for themselves, would be bare particles."""
-    monkeypatch.setattr("skksivi.base.CHUNK", 20 * LEAST_WIDTH)
-    q = SVGD(n_particles=10, max_iter=5, random_state=0).fit(lambda x: 3 - x, n_features=2)
-    assert not {tuple(row) for row in q.particles_} & {tuple(row) for row in q.sample(45)}
 
 
 def test_more_draws_reach_half_way_to_the_nearest_other_particle():
@@ -160,7 +146,6 @@ def test_lbfgs_that_ends_too_early_says_so():
     q.set_params(solver="adam").fit(lambda x: -x - x**3, n_features=2)  # whose steps are as many as were asked for
     converged = q.set_params(solver="lbfgs", max_iter=100, tol=0.0).fit(lambda x: -x - x**3, n_features=2)
     assert (converged.n_iter_, last_fall([5.0, 3.0, 4.0])) == (100, 0)
-    assert last_fall([5.0, 4.0, 3.0]) == 1 / 4
     assert last_fall([9.0] * 10 + [8.0] * 18 + [7.0, 6.0]) == 1 / 4
 
 

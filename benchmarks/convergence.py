@@ -28,8 +28,8 @@ CASES = {"banana": Banana, "x-shaped": XShaped, "waveform": waveform_target}
 OWN = 'method="ksivi"'
 #: The colour and marker of each method.
 METHODS = {
-    "SIVI": ("#E69F00", "o"), "UIVI": ("#CC79A7", "v"), "SIVISM": ("#009E73", "s"), "SVGD": ("0.5", "x"),
-    "KSIVI": ("#0072B2", "D"), OWN: ("#D55E00", "*"),
+    "SIVI": ("#E69F00", "o"), "UIVI": ("#882255", "v"), "SIVISM": ("#CC79A7", "s"), "SVGD": ("0.5", "x"),
+    "KSIVI": ("#009E73", "D"), OWN: ("#009E73", "*"),
 }  # fmt: skip
 ITERATIONS = (100, 300, 1000, 3000, 10_000)
 FEWER = {"UIVI": ITERATIONS[:3], "SIVISM": ITERATIONS[:4], OWN: ITERATIONS[:4]}

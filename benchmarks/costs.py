@@ -30,7 +30,7 @@ class Fit(NamedTuple):
     seconds: float
 
 
-STYLES = {"31 posteriors": ("#0072B2", "o"), "hard shapes": ("#E69F00", "^"), "trained": ("#D55E00", "s")}
+STYLES = {"31 posteriors": ("#0072B2", "o"), "hard shapes": ("#E69F00", "^"), "trained": ("#88CCEE", "s")}
 
 
 def fits() -> list[Fit]:

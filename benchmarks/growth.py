@@ -131,7 +131,7 @@ def cell(rows, key, case, method):
 def draw(rows):
     """Draw calls against the dimension, seconds against the rows, and seconds against the number of draws."""
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
-    for method, colour, marker in ((OURS, "#D55E00", "o"), ("NUTS", "#0072B2", "s")):
+    for method, colour, marker in ((OURS, "#0072B2", "o"), ("NUTS", "#D55E00", "s")):
         if not of(rows, "calls", case=DRAWN, method=method):
             continue
         for ax, kind, key in ((axes[0], "d", "calls"), (axes[1], "rows", "seconds")):

@@ -43,7 +43,7 @@ def tail(max_iter):
     exact = target.sample(100_000, torch.Generator().manual_seed(0)).numpy()
     own = {"method": "path", "mixing": "normal", "whiten": "laplace"}
     light = KSIVIApproximator(**own, max_iter=max_iter, random_state=0).fit(target)
-    fits = {"normal mixing": (light, ORANGE), "defaults": (KSIVIApproximator(random_state=0).fit(target), BLUE)}
+    fits = {"normal mixing": (light, "#E69F00"), "skksivi": (KSIVIApproximator(random_state=0).fit(target), BLUE)}
     at = np.concatenate([np.linspace(0.01, 0.99, 99), 1 - np.geomspace(0.01, 1e-4, 30)])
     figure, ax = plt.subplots(figsize=(5.4, 4), layout="constrained")
     reference = np.quantile(np.linalg.norm(exact, axis=1), at)
@@ -75,19 +75,18 @@ def layers(max_iter):
 
 def flow(_):
     """The stages of `fit` from top to bottom, and the way past the training."""
-    figure, ax = plt.subplots(figsize=(4.6, 5.4), layout="constrained")
-    ax.set(xlim=(0, 100), ylim=(-1, 118))
+    figure, ax = plt.subplots(figsize=(4.6, 4.5), layout="constrained")
+    ax.set(xlim=(0, 100), ylim=(-1, 98))
     ax.set_axis_off()
     boxes = [
-        ("score $s_p$", "checked at a few points", GREY),
-        ("start", "modes, importance sampling, short chains:\npoints, and coordinates $x = m + L u$", GREEN),
+        ("start", "the score is checked; then modes, weighted\ndraws, chains or cells: $x = m + L u$", GREEN),
         ("verdict", "how far may the numbers be off?", ORANGE),
         ("training", "$u = \\mu_\\phi(z) + \\sigma_\\phi \\xi$ along the path gradient", BLUE),
         ("verdict", "the better of both", ORANGE),
         ("fit", "sample, score, diagnose", GREY),
     ]
     for k, (name, text, colour) in enumerate(boxes):
-        y = 102 - 20 * k
+        y = 82 - 20 * k
         ax.add_patch(plt.Rectangle((2, y), 80, 14, fc="w", ec=colour, lw=2))
         ax.text(42, y + 13, f"{name}\n", ha="center", va="top", fontsize=12.5, weight="bold", color="k")
         ax.text(42, y + 7.8, text, ha="center", va="top", fontsize=10.5, linespacing=1.1)
@@ -106,7 +105,7 @@ def start(_):
     ax.set(xlim=(-1, 141), ylim=(-2, 60))
     ax.set_axis_off()
     boxes = [
-        (0, 34, "modes", "Newton steps,\nascents from around", GREEN),
+        (0, 34, "modes", "Newton steps, and\nsearches from afar", GREEN),
         (36, 34, "mixture", "Gaussians in\nstraight coordinates", GREEN),
         (72, 34, "weighted draws", "of the mixture and\naround it", BLUE),
         (108, 34, "verdict", "how far may the\nnumbers be off?", ORANGE),
@@ -133,10 +132,8 @@ def cluster(_):
     ax.set_axis_off()
     for x, y in ((-1.4, 0.95), (1.4, 0.95), (-1.4, -0.95), (1.4, -0.95)):
         ax.annotate("", (0.75 * x, 0.76 * y), (0.15 * x, 0.2 * y), arrowprops={"arrowstyle": "<->", "color": "k"})
-        ax.text(
-            x, y, "worker", ha="center", va="center", fontsize=11, bbox={"fc": "w", "ec": BLUE, "lw": 2, "pad": 7}
-        )
-    ax.text(0, 0, "script", ha="center", va="center", fontsize=11, bbox={"fc": "w", "ec": ORANGE, "lw": 2, "pad": 7})
+        ax.text(x, y, "worker", ha="center", va="center", bbox={"fc": "w", "ec": BLUE, "lw": 2, "pad": 7})
+    ax.text(0, 0, "script", ha="center", va="center", bbox={"fc": "w", "ec": ORANGE, "lw": 2, "pad": 7})
     return figure
 
 

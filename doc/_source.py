@@ -4,6 +4,7 @@ import importlib
 import posixpath
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.ext.viewcode import OUTPUT_DIRNAME, viewcode_anchor
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxRole
@@ -42,7 +43,17 @@ class Source(SphinxRole):
         return [shown, viewcode_anchor(reftarget=page, refid=name, refdoc=self.env.docname)], []
 
 
+def add_short_ids(_app, doctree):
+    """Name each part of ``skksivi.diagnostics`` as a part of the package, too. "[docs]" beside its code leads there:
+    all of one file lead to one module, and `diagnose` belongs to the package.
+    """
+    for signature in doctree.findall(addnodes.desc_signature):
+        if signature.get("module") == "skksivi.diagnostics":
+            signature["ids"] += [name.replace("skksivi.diagnostics.", "skksivi.") for name in signature["ids"]]
+
+
 def setup(app):
     """Add the role."""
     app.add_role("source", Source())
+    app.connect("doctree-read", add_short_ids)
     return {"version": "1", "parallel_read_safe": True}

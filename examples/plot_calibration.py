@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator
 from skksivi.baselines import Laplace
 from skksivi.calibration import sbc
 
-N = 200
+N = 120
 # sphinx_gallery_start_ignore
 import argparse
 
@@ -93,9 +93,9 @@ for ax, (name, result) in zip(axes.flat, results.items(), strict=True):
         ax.get_legend().remove()
 # sphinx_gallery_start_ignore
 figure.set_label(
-    "Four panels of ECDF differences. The lines of the right model stay in the grey band around zero; those of a "
-    "wrong sign fall below it, and those of a prior or draws that are too narrow rise on the left and fall on the "
-    "right."
+    "Four panels of ECDF differences. The lines of the right model stay in the grey band around zero; with a "
+    "wrong sign they fall below it, and with a prior or draws that are too narrow they rise on the left and fall on "
+    "the right."
 )
 if args.output:
     figure.savefig(args.output, dpi=110)

@@ -67,9 +67,9 @@ plt.show()
 # Too narrow
 # ----------
 #
-# Without whitening, by the paper's objective, in half the iterations. The loss has become flat, but the draws of
-# the second coordinate have about the width that the family started with: its Stein variance is near zero, and the
-# mean is off.
+# Without whitening, by the paper's objective, in half the iterations. The loss has become flat, but the draws of the
+# second coordinate have about the width that the family started with: its Stein variance is near zero, and the mean
+# is off. The fit itself warns, and returns its start, since the training did not improve on it.
 
 q = KSIVIApproximator(whiten=None, gradient_estimator="u-statistic", max_iter=MAX_ITER // 2, random_state=0).fit(
     units
@@ -90,7 +90,8 @@ plt.show()
 # ----------
 #
 # From a single mode. Within the modes that have draws everything is right, and the discrepancy is insensitive to the
-# others. The search for modes finds them: crosses mark modes without draws.
+# others. The fit warns that wider draws have found more mass. The search for modes finds where: crosses mark modes
+# without draws.
 
 q = KSIVIApproximator(whiten="laplace", mixing="normal", **options).fit(ring)
 report = diagnose(q, ring, random_state=0)
@@ -117,8 +118,8 @@ print(report)
 figure = report.plot()
 # sphinx_gallery_start_ignore
 figure.set_label(
-    "Report on a Gaussian fitted to heavy tails: the list of checks has errors, tails and shape in orange; the other "
-    "panels look right."
+    "Report on a Gaussian fitted to heavy tails: the list of checks has errors and tails in orange, and a question "
+    "mark at shape; the other panels look right."
 )
 if args.output:
     figure.savefig(args.output, dpi=80)

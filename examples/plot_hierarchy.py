@@ -28,7 +28,8 @@ MAX_ITER = args.max_iter
 # sphinx_gallery_end_ignore
 
 # %%
-# Three hierarchies from N(0, I), without whitening, which would find the modes before the training.
+# Three hierarchies from N(0, I), without whitening, which would find the modes before the training. With one and with
+# two layers the fit warns that it is too wide.
 
 ring = EightGaussians()
 BOX = (-14, 14, -14, 14)
@@ -80,4 +81,4 @@ plt.show()
 # That all modes of the ring have equal weights says little, because it follows from symmetry. If the ring is shifted
 # or its weights are unequal, the fit needs a start that includes the modes, as ``whiten="auto"`` finds it, or weights
 # from the score, as in :ref:`another example <sphx_glr_gallery_plot_mode_weights.py>`. For heavy tails the base has
-# to have them: :ref:`sphx_glr_gallery_plot_heavy_tails.py`.
+# to have them: :ref:`sphx_glr_gallery_paper_plot_student.py`.

@@ -26,7 +26,8 @@ MAX_ITER = args.max_iter
 
 # %%
 # Eight Gaussians with unequal weights. One fit starts at a normal mixing distribution, which has no information about
-# the weights, and gets the score as a bare function, so that nothing else is known about the target.
+# the weights, and gets the score as a bare function, so that nothing else is known about the target. It warns that
+# its draws do not have the target's weights.
 
 weights = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
 target = EightGaussians(shift=5.0, weights=weights)
@@ -56,10 +57,10 @@ print(f"of the weights found: {np.abs(found.weights / weights - 1).max():.1%}")
 default = shares(KSIVIApproximator(max_iter=MAX_ITER, random_state=0).fit(target).sample(20_000))
 figure, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")
 positions = np.arange(8)
-ax.bar(positions - 0.2, drawn, width=0.38, color="#E69F00", label="normal mixing")
-ax.bar(positions + 0.2, default, width=0.38, color="#009E73", label="defaults")
+ax.bar(positions - 0.2, drawn, width=0.38, color="#009E73", label="KSIVI, normal mixing")
+ax.bar(positions + 0.2, default, width=0.38, color="#0072B2", label="skksivi")
 ax.hlines(weights, positions - 0.4, positions + 0.4, color="k", label="truth")
-bars = {"fmt": "none", "ecolor": "#0072B2", "capsize": 3, "label": "weights found"}
+bars = {"fmt": "none", "ecolor": "#D55E00", "capsize": 3, "label": "weights found"}
 ax.errorbar(positions, found.weights, 2 * found.standard_errors, **bars)
 ax.set(xlabel="mode", ylabel="share of the draws", xticks=positions, title="Shares of eight modes, and the truth")
 ax.spines[["top", "right"]].set_visible(False)

@@ -5,7 +5,7 @@ A NumPyro model: putting golf balls
 A putt goes in if its angle is right. With a hole of radius R, a ball of radius r, and a normal error of the angle
 with standard deviation :math:`\sigma`, it misses from the distance x with probability
 :math:`2 \Phi(-\arcsin((R - r) / x) / \sigma)`. We let each distance deviate from this law, by an amount :math:`\tau`
-that is learned too, write the model in NumPyro, fit KSIVI to it, and compare with NumPyro's sampler, NUTS.
+that is learned too, write the model in NumPyro, fit it, and compare with NumPyro's sampler, NUTS.
 """
 
 import os
@@ -79,7 +79,7 @@ def timed(function, *arguments, **options):
 target = targets.from_numpyro(model, tries, successes)
 q, fit_time = timed(KSIVIApproximator(max_iter=MAX_ITER, random_state=0).fit, target)
 labels = {"dims": {"chance": ["distance"], "z": ["distance"]}, "coords": {"distance": distance}}
-ksivi, draw_time = timed(to_arviz, q, target, N_DRAWS, **labels)
+fit, draw_time = timed(to_arviz, q, target, N_DRAWS, **labels)
 
 sampler = numpyro.infer.NUTS(model, target_accept_prob=0.95)
 mcmc = numpyro.infer.MCMC(
@@ -92,8 +92,8 @@ mcmc = numpyro.infer.MCMC(
 )
 _, nuts_time = timed(mcmc.run, jax.random.key(0), tries, successes)
 nuts = arviz_base.from_numpyro(mcmc, log_likelihood=False, **labels)
-print(f"KSIVI: {fit_time:.1f} s to compile and fit, {draw_time:.2f} s for {N_DRAWS:,} draws")
-print(f"NUTS:  {nuts_time:.1f} s to compile and to run {2 * DRAWS:,} draws after as many to tune it\n")
+print(f"skksivi: {fit_time:.1f} s to compile and fit, {draw_time:.2f} s for {N_DRAWS:,} draws")
+print(f"NUTS:    {nuts_time:.1f} s to compile and to run {2 * DRAWS:,} draws after as many to tune it\n")
 
 # %%
 # Means and standard deviations of constrained and derived parameters. The last two columns are the differences
@@ -107,11 +107,11 @@ def summary(data, name, **at):
     return draws.mean(), draws.std(), draws.mean(1), draws.std(1)
 
 
-print(f"{'':<16}{'KSIVI':^16}{'NUTS':^16}{'difference / sd':^18}{'between chains':^16}")
+print(f"{'':<16}{'skksivi':^16}{'NUTS':^16}{'difference / sd':^18}{'between chains':^16}")
 print(f"{'':<16}{'mean':>8}{'sd':>8}{'mean':>8}{'sd':>8}{'mean':>9}{'sd':>9}{'mean':>8}{'sd':>8}")
 rows = [("sigma", {}), ("tau", {}), *(("chance", {"distance": feet}) for feet in distance)]
 for name, at in rows:
-    mean, sd, *_ = summary(ksivi, name, **at)
+    mean, sd, *_ = summary(fit, name, **at)
     exact_mean, exact_sd, means, sds = summary(nuts, name, **at)
     differences = np.array([mean - exact_mean, sd - exact_sd, np.ptp(means), np.ptp(sds)]) / exact_sd
     label = f"{name} {at['distance']} ft" if at else name
@@ -120,35 +120,34 @@ for name, at in rows:
 
 # %%
 # Left, 90% intervals of the probability of success at each distance by both methods, and the curve of the angle
-# alone; in grey, 90% intervals of data predicted by KSIVI. Right, marginals and contours of the two scales, with NUTS
-# as the reference.
+# alone; in grey, 90% intervals of data predicted by skksivi. Right, marginals and contours of the two scales.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.6), width_ratios=[3, 2], layout="constrained")
 feet = np.linspace(1.8, 20.5, 200)
-sigma = summary(ksivi, "sigma")[0]
+sigma = summary(fit, "sigma")[0]
 left.plot(feet, -np.expm1(log_miss(feet, sigma)), color="#E69F00", label=rf"the angle alone, $\sigma$ = {sigma:.2f}°")
-for data, name, colour, shift in ((nuts, "NUTS", "0.25", -0.12), (ksivi, "KSIVI", "#0072B2", 0.12)):
+for data, name, colour, shift in ((nuts, "NUTS", "#D55E00", -0.12), (fit, "skksivi", "#0072B2", 0.12)):
     chances = data.posterior["chance"].values.reshape(-1, len(distance))
     left.vlines(distance + shift, *np.quantile(chances, [0.05, 0.95], axis=0), color=colour, label=f"{name}, 90%")
-shares = ksivi.posterior_predictive["successes"].values.reshape(-1, len(distance)) / tries
+shares = fit.posterior_predictive["successes"].values.reshape(-1, len(distance)) / tries
 left.vlines(
     distance, *np.quantile(shares, [0.05, 0.95], axis=0), color="0.85", linewidth=7, zorder=0, label="predicted"
 )
-left.plot(distance, successes / tries, "x", color="#D55E00", markersize=5, label="data")
+left.plot(distance, successes / tries, "kx", markersize=5, label="data")
 left.set(
     xlabel="distance in feet", ylabel="probability of success", title="Putts of professionals", xticks=distance[::2]
 )
 left.legend()
 scales = {
     name: np.stack([data.posterior[parameter].values.ravel() for parameter in ("sigma", "tau")], axis=1)
-    for name, data in (("NUTS", nuts), ("KSIVI", ksivi))
+    for name, data in (("skksivi", fit), ("NUTS", nuts))
 }
 names = [r"$\sigma$ in degrees", r"$\tau$"]
-MarginalsDisplay.from_draws({"KSIVI": scales["KSIVI"]}, scales["NUTS"], feature_names=names, ax=right)
+MarginalsDisplay.from_draws(scales, feature_names=names, ax=right)
 
 # sphinx_gallery_start_ignore
 figure.set_label(
-    "Left, probabilities of success fall with the distance; the 90% intervals of NUTS and KSIVI at each distance "
+    "Left, probabilities of success fall with the distance; the 90% intervals of NUTS and skksivi at each distance "
     "are alike. Right, the contours of both for the two scales coincide."
 )
 if args.output:

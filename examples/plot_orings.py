@@ -22,7 +22,7 @@ from skksivi.calibration import sbc
 from skksivi.plotting import ForestDisplay
 from skksivi.targets import from_log_prob
 
-N_REPLICATIONS = 60
+N_REPLICATIONS = 30
 # sphinx_gallery_start_ignore
 import argparse
 

@@ -4,7 +4,8 @@ One fit for 10,000 patients
 
 A drug is swallowed, absorbed and eliminated. Each patient has an individual rate of absorption, rate of elimination
 and volume, and is measured six times. A fit to each patient would be 10,000 fits. Here is one fit on simulated
-patients, which then draws from the posterior of any other.
+patients, which then draws from the posterior of any other. The windows of a stream of data can be fitted in the same
+way.
 """
 
 import time
@@ -15,7 +16,7 @@ import torch
 
 from skksivi import AmortizedKSIVI
 
-N_PATIENTS, N_TRAINING, CALLS = 10_000, 2000, 20_000
+N_PATIENTS, N_TRAINING, CALLS = 10_000, 1000, 10_000
 # sphinx_gallery_start_ignore
 import argparse
 

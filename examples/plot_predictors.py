@@ -33,8 +33,9 @@ y = np.sin(3 * x) + 0.15 * rng.normal(size=120)
 
 # %%
 # A network and, for comparison, a straight line. The posterior of the network has many modes: chains from twenty
-# trained networks find some of them, and predictions use draws from the fit that starts there. The precision of the
-# noise is learned, too.
+# trained networks find some of them, and predictions use draws from the fit that starts there. It warns that the
+# weights of the network are not known to be right, one by one; what counts here is the band of the predictions. The
+# precision of the noise is learned, too.
 
 network = KSIVIRegressor(model="network", n_hidden=N_HIDDEN, random_state=0).fit(x[:, None], y)
 line = BayesianRidge().fit(x[:, None], y)

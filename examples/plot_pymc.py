@@ -4,8 +4,8 @@ A PyMC model: eighteen batters
 
 After 45 at-bats in the season of 1970, how often will each of eighteen baseball players hit in the rest of it? A
 hierarchical model in PyMC shrinks their averages towards each other, by an amount that it learns. We pass the model
-to KSIVI, draw from the fit in the model's own parameters, and compare the draws with draws from PyMC's sampler, NUTS.
-Then ArviZ compares the model with a simpler one, and tells how much the posterior depends on the prior.
+to skksivi, draw from the fit in the model's own parameters, and compare with draws from PyMC's sampler, NUTS. Then
+ArviZ compares the model with a simpler one, and finds out how much the posterior depends on the prior.
 """
 
 import os
@@ -65,11 +65,11 @@ def timed(function, *arguments, **options):
 
 target, compile_time = timed(targets.from_pymc, model)
 q, fit_time = timed(KSIVIApproximator(max_iter=MAX_ITER, random_state=0).fit, target)
-ksivi, draw_time = timed(to_arviz, q, target, N_DRAWS)
+fit, draw_time = timed(to_arviz, q, target, N_DRAWS)
 settings = {"chains": 2, "cores": 1, "target_accept": 0.95, "random_seed": 0, "progressbar": False}
 nuts, nuts_time = timed(pm.sample, DRAWS, tune=DRAWS, model=model, **settings)
-print(f"KSIVI: {compile_time + fit_time:.1f} s to compile and to fit, {draw_time:.2f} s for {N_DRAWS:,} draws")
-print(f"NUTS:  {nuts_time:.1f} s to compile and to run {2 * DRAWS:,} draws after as many to tune it\n")
+print(f"skksivi: {compile_time + fit_time:.1f} s to compile and to fit, {draw_time:.2f} s for {N_DRAWS:,} draws")
+print(f"NUTS:    {nuts_time:.1f} s to compile and to run {2 * DRAWS:,} draws after as many to tune it\n")
 
 # %%
 # Means and standard deviations of the constrained parameters. The last two columns are the differences between the
@@ -82,11 +82,11 @@ def summary(data, name, **at):
     return draws.mean(), draws.std(), draws.mean(1), draws.std(1)
 
 
-print(f"{'':<20}{'KSIVI':^16}{'NUTS':^16}{'difference / sd':^18}{'between chains':^16}")
+print(f"{'':<20}{'skksivi':^16}{'NUTS':^16}{'difference / sd':^18}{'between chains':^16}")
 print(f"{'':<20}{'mean':>8}{'sd':>8}{'mean':>8}{'sd':>8}{'mean':>9}{'sd':>9}{'mean':>8}{'sd':>8}")
 rows = [("mu", {}), ("tau", {}), *(("rate", {"player": player}) for player in players)]
 for name, at in rows:
-    mean, sd, *_ = summary(ksivi, name, **at)
+    mean, sd, *_ = summary(fit, name, **at)
     exact_mean, exact_sd, means, sds = summary(nuts, name, **at)
     differences = np.array([mean - exact_mean, sd - exact_sd, np.ptp(means), np.ptp(sds)]) / exact_sd
     label = " ".join([name, *at.values()])
@@ -108,31 +108,30 @@ def left_out(data):
 
 simple = targets.from_pymc(one_rate)
 same = to_arviz(KSIVIApproximator(max_iter=MAX_ITER, random_state=0).fit(simple), simple)
-results = {"a rate each": left_out(ksivi), "one rate": left_out(same)}
+results = {"a rate each": left_out(fit), "one rate": left_out(same)}
 print("", arviz_stats.compare(results).to_string(), sep="\n")
 print("Largest k-hat:", {name: round(float(found.pareto_k.max()), 2) for name, found in results.items()})
-print("", arviz_stats.summary(ksivi, var_names=["mu", "tau"], kind="stats").to_string(), sep="\n")
-print("", arviz_stats.psense_summary(ksivi, var_names=["mu", "tau"]).to_string(), sep="\n")
+print("", arviz_stats.summary(fit, var_names=["mu", "tau"], kind="stats").to_string(), sep="\n")
+print("", arviz_stats.psense_summary(fit, var_names=["mu", "tau"]).to_string(), sep="\n")
 
 # %%
 # Left, each player's average after 45 at-bats, his rate by both methods, with 90% intervals, and his average in the
 # rest of the season. Right, the spread of the players on the scale of log-odds: its posterior, which reaches down to
 # zero, and its prior; below, the standard deviation of the hits of eighteen players in data predicted by both models,
-# and in the data. Means and intervals agree. Below 0.1 the histogram of KSIVI has a dip that the histogram of
-# NUTS does not have: the fit is a mixture of a few Gaussians in log tau, and such details of a density are less
-# accurate than its moments.
+# and in the data. Means and intervals agree. Below 0.1 the histograms of tau differ a little: the fit is a
+# mixture of a few Gaussians in log tau, and such details of a density are less accurate than its moments.
 
 parts = [["rates", "spread"], ["rates", "predicted"]]
 figure, axes = plt.subplot_mosaic(parts, figsize=(9, 5.6), width_ratios=[2, 1], layout="constrained")
 left, right, below = axes.values()
-for data, name, colour in ((ksivi, "a rate each", "#0072B2"), (same, "one rate", "#CC79A7")):
+for data, name, colour in ((fit, "a rate each", "#0072B2"), (same, "one rate", "#CC79A7")):
     sds = data.posterior_predictive["hits"].std("player").values.ravel()
     below.hist(sds, np.linspace(1, 6, 26), density=True, histtype="step", color=colour, linewidth=1.5, label=name)
-below.axvline(hits.std(), color="#D55E00", linewidth=1, label="data")
+below.axvline(hits.std(), color="k", linewidth=1, label="data")
 below.set(xlabel="sd of hits", title="Predicted data", yticks=[])
 below.legend(frameon=False, fontsize="small")
 rank = np.arange(len(players))[::-1]
-for data, name, colour, shift in ((nuts, "NUTS", "0.25", 0.15), (ksivi, "KSIVI", "#0072B2", -0.15)):
+for data, name, colour, shift in ((nuts, "NUTS", "#D55E00", 0.15), (fit, "skksivi", "#0072B2", -0.15)):
     rates = data.posterior["rate"].values.reshape(-1, len(players))
     low, high = np.quantile(rates, [0.05, 0.95], axis=0)
     left.hlines(rank + shift, low, high, color=colour, linewidth=1.5, label=f"{name}, 90%")
@@ -143,7 +142,7 @@ at = np.linspace(0, 0.8, 100)
 right.plot(
     at, 2 * np.exp(-((at / 0.5) ** 2) / 2) / (0.5 * np.sqrt(2 * np.pi)), "--", color="0.6", lw=1, label="prior"
 )
-left.plot(hits / 45, rank, "x", color="#D55E00", markersize=5, label="first 45 at-bats")
+left.plot(hits / 45, rank, "kx", markersize=5, label="first 45 at-bats")
 left.plot(rest_of_season, rank, "d", color="#009E73", markersize=5, label="rest of the season")
 left.set_yticks(rank, players)
 left.set(xlabel="batting average", title="Eighteen batters of 1970")
@@ -153,9 +152,9 @@ right.legend(frameon=False)
 
 # sphinx_gallery_start_ignore
 figure.set_label(
-    "Left, eighteen players with the 90% intervals of NUTS and KSIVI, which agree, and their averages before and "
-    "after. Right, histograms of the spread of players by both, which agree except for a dip of KSIVI below 0.1, "
-    "and of the sd of hits in predicted data, around that of the data."
+    "Left, eighteen players with the 90% intervals of NUTS and skksivi, which agree, and their averages before and "
+    "after. Right, histograms of the spread of players by both, which agree, and of the sd of hits in predicted "
+    "data, around the sd of the data."
 )
 if args.output:
     figure.savefig(args.output, dpi=150)

@@ -24,8 +24,7 @@ from skksivi._utils import DOCUMENTATION, __version__
 ROOT = Path(__file__).parents[1]
 #: The iterations of the examples that have no other options than these and the name of a picture.
 MAX_ITER = {
-    "waveform": 100, "search": 5, "displays": 20, "hierarchy": 100, "mode_weights": 300, "heavy_tails": 100,
-    "comparison": 50, "diagnose": 100,
+    "waveform": 100, "search": 5, "hierarchy": 100, "mode_weights": 300, "comparison": 50, "diagnose": 100,
 }  # fmt: skip
 OF_PAPER = {"toys": 20, "convergence": 200, "logistic_regression": 100, "diffusion": 100, "smoothness": 200}
 COMMANDS = {f"examples/plot_{name}.py": f"--max-iter {n} --output out.png" for name, n in MAX_ITER.items()}
@@ -33,7 +32,6 @@ COMMANDS |= {f"examples/paper/plot_{name}.py": f"--max-iter {n} --output out.png
 COMMANDS |= {
     "examples/plot_orings.py": "--n 5 --output out.png",
     "examples/plot_patients.py": "--patients 50 --training 60 --calls 600 --output out.png",
-    "examples/plot_stream.py": "--training 60 --calls 600 --output out.png",
     "examples/two_ranks.py": "--rows 2000 --max-iter 20",
     "examples/plot_calibration.py": "--n 10 --output out.png",
     "examples/paper/plot_gradient_norms.py": "--repeats 3 --output out.png",

@@ -74,12 +74,12 @@ def methods(own):
 
 warnings.simplefilter("ignore", ConvergenceWarning)
 LEAST = (5e-3, 5e-4)
-COLOURS = {"KSIVI": "#0072B2", "SIVI-SM": "#E69F00"}
+COLOURS = {"KSIVI": "#009E73", "SIVI-SM": "#CC79A7"}
 figure, axes = plt.subplots(2, 3, figsize=(12, 6.5), sharex=True, layout="constrained")
 for column, (title, target) in zip(axes.T, targets.items(), strict=True):
     exact = target.sample(n_draws, torch.Generator().manual_seed(0)).numpy()
     for name, q in methods(settings[title]).items():
-        at, distances = n_iter // 2 ** np.arange(4)[::-1], []
+        at, distances = n_iter // 2 ** np.arange(3)[::-1], []
         for seed in range(n_runs):
             fits = (clone(q).set_params(random_state=seed, max_iter=n).fit(target) for n in at.tolist())
             draws = (fit.sample(n_draws, random_state=0) for fit in fits)
@@ -93,14 +93,16 @@ for column, (title, target) in zip(axes.T, targets.items(), strict=True):
         print(f"{title:<12}{name:<9} KL {kl[:, -1].mean():.3f}, MMD^2 {squared[:, -1].mean():.4f} at the end")
     column[0].set(title=title.capitalize(), yscale="log", ylim=(0.9 * LEAST[0], 5))
     column[1].set(xlabel="iterations", xscale="log", yscale="log", ylim=(0.9 * LEAST[1], 0.5))
+    column[1].set_xticks(at, [f"{n:,}" for n in at])
+    column[1].minorticks_off()
 axes[0, 0].set_ylabel("KL(q || p)")
 axes[1, 0].set_ylabel("squared MMD")
 axes[0, 0].legend(frameon=False, loc="lower left")
 
 # sphinx_gallery_start_ignore
 figure.set_label(
-    "Two rows of three panels. The divergence and the discrepancy of KSIVI fall with the iterations, fastest for "
-    "two modes; those of SIVI-SM stay high or fluctuate."
+    "Two rows of three panels, against iterations. At the end KSIVI has a lower divergence and a lower discrepancy "
+    "than SIVI-SM on all three targets, by far on the two modes."
 )
 if args.output:
     figure.savefig(args.output, dpi=110)

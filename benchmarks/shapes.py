@@ -108,7 +108,8 @@ def directions(q, target):
 
 
 JUDGES = {
-    Directions: directions, Funnel: neck, Students: tails, CorrelatedStudents: tails, Normals: weights, Labels: labels,
+    Directions: directions, Funnel: neck, Students: tails, CorrelatedStudents: tails,
+    Normals: weights, Labels: labels,
 }  # fmt: skip
 
 

@@ -219,7 +219,8 @@ class BaseApproximator(DensityMixin, Nested, ABC):
     def score_samples(self, X: ArrayLike, *, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         r"""Evaluate the log-density of the fitted distribution.
 
-        It is exact if the fit is Gaussian. For a semi-implicit fit,
+        It is exact for a fit without training, a mixture of Gaussians in coordinates that may be bent. For a
+        semi-implicit fit,
 
         .. math:: q(x) = \int q(z)\, N(x; \mu(z), \mathrm{diag}\, \sigma(z)^2)\, dz,
 

@@ -243,7 +243,7 @@ def _plot_checks(report: Diagnosis, ax: Axes) -> None:
         mark, colour, weight = styles.get(check.verdict, ("\u2013", FAINT, "normal"))
         at = 1 - (k + 0.5) / n
         ax.text(0.1, at, f"{mark}  {check.name}", transform=ax.transAxes, va="center", color=colour, weight=weight)
-    ax.set_title(report.summary, fontsize=10)
+    ax.set_title(report.summary, fontsize=10, wrap=True)
     ax.set_axis_off()
 
 

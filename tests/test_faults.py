@@ -214,7 +214,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 {act}
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
-ALL_PAIRS = "fit(5, whiten=None, max_iter=1, batch_size=10_000, gradient_estimator='u-statistic')"
+ALL_PAIRS = "fit(5, whiten=None, max_iter=1, batch_size=10_000, method='ksivi')"
 #: The features, a line, and the most megabytes that it takes: of no matrix of all pairs, and little beyond the draws.
 SIZES = {
     "many draws an iteration": (5, ALL_PAIRS, 10_000**2 * 4 / 1e6 / 2),

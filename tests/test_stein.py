@@ -42,7 +42,7 @@ def plain(estimate, x, f, kernel, formula, width):
         distances = (x[i] - x[j]).norm(p=p, dim=-1).sort().values
         h = width(distances[(len(i) - 1) // 2] ** 2, len(x) // 2 if estimate is vanilla else len(x))
     k = formula(x[i], x[j], h)
-    if estimate is _estimators.normalized:
+    if estimate is _estimators.normalized and not kernel.centred:
         rows, columns = torch.cartesian_prod(*2 * [torch.arange(len(x))]).unbind(-1)
         r = formula(x[rows], x[columns], h).detach().abs().view(len(x), -1).mean(1)
         r = r.clamp_min(r.max() / len(x))

@@ -98,7 +98,8 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         the variances of the draws, see `KSIVIApproximator`.
     gradient_estimator : {"auto", "normalized", "u-statistic", "vanilla"}, default="auto"
         "u-statistic", which is "auto": all pairs within one batch of each layer (Algorithm 2). "vanilla": pairs
-        between two batches (Algorithm 1), with twice as many draws and scores.
+        between two batches (Algorithm 1), with twice as many draws and scores. "normalized": as the first, with a
+        kernel that gives tails more weight, see :doc:`/ksivi`.
     batch_size : int or "auto", default="auto"
         Draws of each layer per iteration, at least 2; "auto" is 256. Minibatches of data are not used: the chain
         needs the score of all of the data.

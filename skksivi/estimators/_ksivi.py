@@ -117,7 +117,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         How "ksivi" estimates the discrepancy: "u-statistic" with all pairs within one batch (Algorithm 2), "vanilla"
         with the pairs between two batches (Algorithm 1), which takes twice as many draws and score evaluations per
         iteration, "normalized", which is "auto", as the first, with a kernel that gives tails more weight, see
-        :doc:`/ksivi`. With minibatches of the data, all use the pairs between two halves of the batch.
+        :doc:`/ksivi`, unless it grows with the distance. With minibatches of the data, all use the pairs between two
+        halves of the batch.
     batch_size : int or "auto", default="auto"
         The N of the estimator, at least 2; "auto" is 128 for the discrepancy, and 32 along the path, whose local
         averages are over the draws of the last 20 iterations.

@@ -35,7 +35,7 @@ class LossDisplay:
     """Loss at each iteration, and the discrepancy under the fixed kernel that monitors the training.
 
     The two are under different kernels, so each has its own axis, in the colour of its line; of several fits each has
-    a colour, and dotted lines are the discrepancy. The loss of the U-statistic falls to zero up to noise, and may be
+    a colour, and dotted lines are the discrepancy. The loss of the discrepancy falls to zero up to noise, and may be
     negative.
 
     Parameters

@@ -72,7 +72,7 @@ def u_statistic(x: Tensor, f: Tensor, kernel: Kernel) -> Tensor:
     return (terms.sum((-2, -1)) - terms.diagonal(dim1=-2, dim2=-1).sum(-1)) / (n * (n - 1))
 
 
-#: Of the powers 1/8, 1/4 and 1/2 the best on wrong starts, `benchmarks/training_variants.json`.
+#: Of the powers 1/8, 1/4 and 1/2 the best from eight wrong starts, `benchmarks/training_variants.json`.
 POWER = 0.25
 
 
@@ -86,9 +86,12 @@ def normalized(x: Tensor, f: Tensor, kernel: Kernel) -> Tensor:
 
 
 def _row_weights(x: Tensor, kernel: Kernel) -> Tensor:
-    """Return r^-POWER, (..., n, 1); kernels that take both signs count by their size."""
-    r = kernel(x.detach()).abs().mean(-1, keepdim=True)
-    return r.clamp_min(r.amax(-2, keepdim=True) / x.shape[-2]) ** -POWER
+    """Return r^-POWER, (..., n, 1), of means over the first draws; one where a kernel grows with the distance."""
+    x, n = x.detach(), x.shape[-2]
+    if kernel.centred:
+        return torch.ones_like(x[..., :1])
+    r = kernel(x, None if n <= MAX_MEDIAN_DRAWS else x[..., :MAX_MEDIAN_DRAWS, :]).abs().mean(-1, keepdim=True)
+    return r.clamp_min((r.amax(-2, keepdim=True) / n).clamp_min(torch.finfo(r.dtype).tiny)) ** -POWER
 
 
 class GradientEstimator(NamedTuple):

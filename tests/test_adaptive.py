@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from members import every
-from plain_targets import UNEQUAL, Bent, gaussian, generator, gumbel_score, normal, resolved
+from plain_targets import UNEQUAL, Bent, as_score, gaussian, generator, gumbel_score, normal, resolved, student_score
 
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._marginals import fitted_marginals
 from skksivi.coordinates._warp import fitted_warp
 from skksivi.coordinates._whitening import Whitening
 from skksivi.families._derived import DefensiveMixture, gaussians_of
@@ -76,10 +77,13 @@ def test_a_mixture_that_is_right_stays():
     torch.testing.assert_close(own.points().mean(0), M, rtol=0, atol=0.1)
 
 
-@every("is_warped", [False, True])
-def test_densities_of_gaussians_and_of_what_defends_them_are_normalised(is_warped):
+AT_ZERO = Affine(torch.zeros(2).double(), torch.eye(2).double())
+RADIUS = fitted_marginals(as_score(student_score, d=2), AT_ZERO, generator())
+
+
+@every("warp", [None, fitted_warp(Bent().sample(2000)), RADIUS])
+def test_densities_of_gaussians_and_of_what_defends_them_are_normalised(warp):
     """Ratios have mean one, within five standard errors, in x as in coordinates y that are warped."""
-    warp = fitted_warp(Bent().sample(2000)) if is_warped else None
     m, L = torch.tensor([0.5, -0.3]).double(), torch.tensor([[1.0, 0.0], [0.5, 0.8]]).double()
     q = Gaussians(Components.together([of_one(m, L), of_one(-m, 0.5 * L)], [0.7, 0.3]), warp)
     mixture = DefensiveMixture.of(q, generator())

@@ -68,8 +68,6 @@ class DefensiveMixture(Derived):
         The median and the widths of the coordinates of the sampler, for what is beyond y.
     share : float
         Of the sampler among the draws.
-    scales : tuple of float
-        The s.
 
     References
     ----------
@@ -81,7 +79,6 @@ class DefensiveMixture(Derived):
     warp: Curved | None = None
     far: Affine | None = None
     share: float = SHARE
-    scales: tuple[float, ...] = SCALES
 
     @classmethod
     def of(cls, sampler: Sampler, generator: torch.Generator) -> DefensiveMixture:
@@ -92,10 +89,8 @@ class DefensiveMixture(Derived):
         warp = found.warp if found is not None else fit.whitening.warp if isinstance(fit, Layer | Layers) else None
         if warp is None:
             return cls(sampler, gaussian_of(x))
-        map_ = gaussian_of(warp.warp(x)[0]) if found is None else found.mixture.map()
-        if getattr(warp, "is_radial", False):  # it takes care of all that is around the sampler
-            return cls(sampler, map_, warp, scales=SCALES[:3])
         low, middle, high = x.quantile(x.new_tensor([0.159, 0.5, 0.841]), dim=0)
+        map_ = gaussian_of(warp.warp(x)[0]) if found is None else found.mixture.map()
         return cls(sampler, map_, warp, Affine(middle, ((high - low) / 2).diag()))
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
@@ -108,7 +103,7 @@ class DefensiveMixture(Derived):
         """Draw n rows (n, d) of the wider Gaussians, as evenly from all of them as can be, in random order."""
         m, L = self.map
         u, n_scaled = standard_normal(n, m, generator), n - n // 2
-        s, t = map(m.new_tensor, (self.scales, STRETCHES))
+        s, t = map(m.new_tensor, (SCALES, STRETCHES))
         y, scale = u @ L.mT, s.repeat(-(-n_scaled // len(s)))[:n_scaled, None]
         j = torch.randperm(len(m), generator=generator, device=m.device).repeat(-(-n // len(m)))[: n - n_scaled]
         t = t[torch.randint(len(t), (len(j),), generator=generator, device=m.device)]
@@ -130,7 +125,7 @@ class DefensiveMixture(Derived):
         (m, L), d = self.map, self.n_features
         y, log_scale = (x, 0.0) if self.warp is None else self.warp.warp(x)
         square, z = self.map.whiten(y).square().sum(1), (y - m) / L.norm(dim=1)
-        s, t = map(m.new_tensor, (self.scales, STRETCHES))
+        s, t = map(m.new_tensor, (SCALES, STRETCHES))
         gains = (1 - t.square().reciprocal()) * z.square()[:, :, None] / 2 - t.log()  # (n, d, 3)
         stretched = gains.flatten(1).logsumexp(1) - square / 2 - math.log(d * len(t))
         in_y = s if self.far is None else s[s <= MOST_IN_Y]

@@ -203,7 +203,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         network with whiten="diagonal" and 20 trained networks as `init`. Its parameters can be set and searched, as
         ``approximator__bandwidth``, also where it is None; the chains of a network are then as long as for 2,000
         rows, however many there are. For a network, an approximator whose `init` is None starts at random weights,
-        unless it has particles or chains, which choose their own start, and wants whiten=Pilot("diagonal").
+        unless it has particles or chains, which choose their own start; whiten=Pilot("diagonal") suits them.
     n_draws : int, default=200
         Number of posterior draws to keep.
     random_state : int, RandomState or None, default=None

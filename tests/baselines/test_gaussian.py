@@ -85,6 +85,7 @@ def test_a_low_rank_map_has_a_triangular_factor_of_the_same_covariance(monkeypat
     m, factor = at_mode(None, None, None)
     torch.testing.assert_close(factor @ factor.mT, L @ L.mT)
     assert factor.equal(factor.tril())
+    assert (factor.diagonal() > 0).all()
     assert m is low.m
 
 

@@ -134,8 +134,10 @@ def test_lbfgs_that_ends_too_early_says_so():
     q = KSDDescent(n_particles=20, max_iter=10, random_state=0)
     with pytest.warns(ConvergenceWarning, match=r"after 10 iterations, .* fell by \d+%. Raise `max_iter`"):
         q.fit(lambda x: -x - x**3, n_features=2)
+    q.set_params(solver="adam").fit(lambda x: -x - x**3, n_features=2)  # whose steps are as many as were asked for
     converged = q.set_params(solver="lbfgs", max_iter=100, tol=0.0).fit(lambda x: -x - x**3, n_features=2)
     assert (converged.n_iter_, last_fall([5.0, 3.0, 4.0])) == (100, 0)
+    assert last_fall([9.0] * 10 + [8.0] * 18 + [7.0, 6.0]) == 1 / 4
 
 
 FORMULAS = {
